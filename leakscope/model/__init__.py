@@ -1,0 +1,1 @@
+"""Words, table schemas and result types. Imports nothing else of leakscope."""

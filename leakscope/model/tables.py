@@ -1,0 +1,173 @@
+"""Arrow schemas of the tables of a capture: the only on-disk contract.
+
+Times are ``int64`` nanoseconds of the source's clock (CLOCK_MONOTONIC for live recordings; the manifest holds
+the anchors to UTC). Sizes are ``int64`` bytes, addresses ``uint64``. There are no nulls in hot columns:
+0 means "none" for ids, addresses and ``alloc_ts_ns``; ids start at 1. Low-cardinality text is
+dictionary-encoded. Every row carries ``source_id``, an index into the manifest's ``sources``.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+TEXT = pa.dictionary(pa.int16(), pa.string())
+"""Dictionary-encoded text for columns of few distinct values."""
+
+MEM_EVENTS = pa.schema(
+    [
+        ("source_id", pa.int16()),
+        ("ts_ns", pa.int64()),
+        ("pid", pa.int32()),  # the process that owns the memory (its allocator), for frees as well
+        ("tid", pa.int32()),  # the thread that made this call; 0 where unknown
+        ("cpu", pa.int16()),
+        ("op", TEXT),  # words.OPS
+        ("cause", TEXT),  # words.CAUSES
+        ("layer", TEXT),  # words.LAYERS
+        ("kind", TEXT),  # words.KINDS
+        ("api", TEXT),  # tracepoint, syscall or function: kmem_cache_alloc, mmap, cudaMalloc…
+        ("slab_cache", TEXT),  # '' where the layer has none
+        ("addr", pa.uint64()),
+        ("size_bytes", pa.int64()),  # what the layer takes; the same in the alloc and its free
+        ("requested_bytes", pa.int64()),
+        ("call_site", pa.int32()),  # frame id of the kernel function that called the allocator; 0 elsewhere
+        ("kernel_stack", pa.int32()),  # stack ids; a free carries the stacks of its allocation
+        ("user_stack", pa.int32()),
+        ("python_stack", pa.int32()),
+        ("weight", pa.int32()),  # allocations this row's stacks speak for: 1 own, N sampled 1/N, 0 not sampled
+        ("call_id", pa.int64()),  # enclosing or own row of `calls`; 0 = none
+        ("result", pa.int32()),
+        ("alloc_ts_ns", pa.int64()),  # for a free, the time of its allocation; 0 when it was never seen
+    ]
+)
+
+CALLS = pa.schema(
+    [
+        ("source_id", pa.int16()),
+        ("id", pa.int64()),
+        ("parent_id", pa.int64()),  # enclosing call of the same thread, 0 = outermost
+        ("pid", pa.int32()),
+        ("tid", pa.int32()),
+        ("api", TEXT),
+        ("enter_ns", pa.int64()),
+        ("exit_ns", pa.int64()),
+        ("result", pa.int32()),  # 0 = success; CUresult / cudaError_t / -errno otherwise
+        ("context", pa.uint64()),  # CUcontext current on the thread, 0 = unknown
+        ("addr", pa.uint64()),
+        ("size_bytes", pa.int64()),
+        ("user_stack", pa.int32()),
+    ]
+)
+
+STACKS = pa.schema([("id", pa.int32()), ("frames", pa.list_(pa.int32()))])  # outermost first
+FRAMES = pa.schema(
+    [
+        ("id", pa.int32()),
+        ("function", pa.string()),
+        ("file", pa.string()),
+        ("line", pa.int32()),
+        ("module", pa.string()),
+        ("build_id", pa.string()),
+        ("offset", pa.uint64()),  # file offset in the module; kernel address for kernel frames
+        ("kind", TEXT),  # python, native, kernel
+    ]
+)
+SAMPLES = pa.schema(
+    [
+        ("source_id", pa.int16()),
+        ("ts_ns", pa.int64()),
+        ("scope", TEXT),  # words.SCOPES
+        ("scope_id", TEXT),  # pid, cgroup path, GPU uuid or index, '' for the host
+        ("counter", TEXT),  # named as in the case files: rss, vss, pss, slab_<cache>, meminfo_<line>, gpu_used…
+        ("value", pa.float64()),  # bytes unless the counter's name says otherwise
+    ]
+)
+CENSUS = pa.schema(
+    [
+        ("source_id", pa.int16()),
+        ("ts_ns", pa.int64()),
+        ("site", pa.int32()),
+        ("cohort_ns", pa.int64()),
+        ("objects", pa.int64()),
+        ("bytes", pa.int64()),
+    ]
+)
+LAUNCHES = pa.schema(
+    [
+        ("source_id", pa.int16()),
+        ("id", pa.int64()),
+        ("ts_ns", pa.int64()),
+        ("pid", pa.int32()),
+        ("tid", pa.int32()),
+        ("api", TEXT),
+        ("function", pa.uint64()),  # CUfunction handle or host stub address
+        ("grid", pa.list_(pa.int32())),
+        ("block", pa.list_(pa.int32())),
+        ("stream", pa.uint64()),
+        ("result", pa.int32()),
+        ("user_stack", pa.int32()),
+    ]
+)
+MARKS = pa.schema(
+    [
+        ("source_id", pa.int16()),
+        ("pid", pa.int32()),
+        ("tid", pa.int32()),
+        ("start_ns", pa.int64()),
+        ("end_ns", pa.int64()),
+        ("domain", TEXT),
+        ("name", pa.string()),
+    ]
+)
+PROCESSES = pa.schema(
+    [
+        ("source_id", pa.int16()),
+        ("pid", pa.int32()),
+        ("parent_pid", pa.int32()),
+        ("namespace_pid", pa.int32()),
+        ("start_ns", pa.int64()),
+        ("exit_ns", pa.int64()),  # 0 = alive at the end
+        ("name", pa.string()),
+        ("role", TEXT),  # root: named by -p or the recorded command; child: followed; other
+    ]
+)
+MODULES = pa.schema(
+    [
+        ("source_id", pa.int16()),
+        ("pid", pa.int32()),
+        ("ts_ns", pa.int64()),
+        ("start", pa.uint64()),
+        ("end", pa.uint64()),
+        ("file_offset", pa.uint64()),
+        ("path", pa.string()),
+        ("build_id", pa.string()),
+    ]
+)
+LOSSES = pa.schema(
+    [
+        ("source_id", pa.int16()),
+        ("ts_ns", pa.int64()),
+        ("probe", pa.string()),  # what lost it: a program, a ring, a sampler
+        ("what", TEXT),  # words.LOSS_KINDS
+        ("count", pa.int64()),
+        ("detail", pa.string()),
+    ]
+)
+
+TABLES: dict[str, pa.Schema] = {
+    "mem_events": MEM_EVENTS,
+    "calls": CALLS,
+    "stacks": STACKS,
+    "frames": FRAMES,
+    "samples": SAMPLES,
+    "census": CENSUS,
+    "launches": LAUNCHES,
+    "marks": MARKS,
+    "processes": PROCESSES,
+    "modules": MODULES,
+    "losses": LOSSES,
+}
+"""Every table of a capture by name. `kernel_profiles`, `cache_events` and `segments` join with their importers."""
+
+SCHEMA_VERSION = 1
+MAX_PART_ROWS = 200_000
+"""Rows a Parquet part may hold; larger parts stall the ring drain while they are compressed."""

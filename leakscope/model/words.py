@@ -1,0 +1,37 @@
+"""The vocabulary of memory events: the values that columns of the tables may take.
+
+Layers say where memory lives. Pinned host memory is layer ``host``, kind ``pinned``. Page kinds are never
+added to the kernel layer when the pages back slabs or user memory (:data:`KINDS_NOT_ADDED`).
+"""
+
+from __future__ import annotations
+
+LAYERS = ("kernel", "host", "gpu")
+
+OPS = ("alloc", "free", "advise")
+"""``advise`` is madvise: it changes what is resident, not what is mapped, and never counts in live bytes."""
+
+CAUSES = ("call", "reuse", "context", "exit", "exec")
+"""Why a free happened: a call; the address was handed out again although no free was seen; the owning CUDA
+context was destroyed; the process ended (never counted as given back); the process image was replaced."""
+
+KINDS = (
+    "kmalloc", "slab", "page", "page_slab", "page_user",
+    "mmap_anon", "mmap_file", "mmap_reserve", "brk", "heap", "pinned",
+    "device", "managed", "async", "vmm", "array", "ipc",
+)  # fmt: skip
+"""Kinds of memory. kernel: kmalloc, slab, page (kernel pages outside slab), page_slab (back slabs), page_user
+(back user memory); host: maps, brk, heap (malloc), pinned; gpu: the rest."""
+
+KINDS_NOT_ADDED = frozenset({"page_slab", "page_user", "mmap_reserve", "ipc", "heap"})
+"""Kinds that are shown but not added to a layer's total: their bytes are already counted by another kind
+(page_slab by slab objects, heap by brk and maps) or are not memory of the layer (reservations, other owners)."""
+
+LOSS_KINDS = (
+    "ring_drop", "recursion_miss", "live_map_full", "live_map_busy", "stack_miss", "stack_not_sampled",
+    "call_map_full", "attach_failed", "symbol_unresolved", "page_user_not_streamed", "sampler_error",
+    "sideband_lost", "address_only_free",
+)  # fmt: skip
+"""What the ``losses`` table counts. A loss widens or withholds a verdict; it is never silent."""
+
+SCOPES = ("process", "cgroup", "device", "host", "service")
