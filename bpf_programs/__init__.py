@@ -1,0 +1,51 @@
+"""The eBPF programs: C sources, the header shim for bcc, and what joins them for a loader.
+
+The sources are written in libbpf style. bcc compiles one text and knows maps by methods, so
+:func:`source_for_bcc` joins the files and turns each map helper into bcc's method call.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+DIRECTORY = Path(__file__).parent
+SHIM_DIRECTORY = DIRECTORY / "shim"
+"""Folder for ``BCC_KERNEL_SOURCE``: nine small headers in place of the kernel's."""
+
+MAIN_SOURCE = "leakscope.bpf.c"
+
+_INCLUDE = re.compile(r'^#include "(?P<name>[^"]+)"$', re.MULTILINE)
+_MAP_CALLS = [
+    (re.compile(r"bpf_map_lookup_elem\(&(\w+), ([^,()]+)\)"), r"\1.lookup(\2)"),
+    (re.compile(r"bpf_map_update_elem\(&(\w+), ([^,()]+), ([^,()]+), BPF_ANY\)"), r"\1.update(\2, \3)"),
+    (re.compile(r"bpf_map_update_elem\(&(\w+), ([^,()]+), ([^,()]+), BPF_NOEXIST\)"), r"\1.insert(\2, \3)"),
+    (re.compile(r"bpf_map_delete_elem\(&(\w+), ([^,()]+)\)"), r"\1.delete(\2)"),
+    (re.compile(r"bpf_ringbuf_reserve\(&(\w+), (sizeof\([^()]+\)), 0\)"), r"\1.ringbuf_reserve(\2)"),
+    (re.compile(r"bpf_get_stackid\((\w+), &(\w+), (\w+)\)"), r"\2.get_stackid(\1, \3)"),
+]
+
+
+def joined_source() -> str:
+    """The main source with its own headers in place of their includes, each once."""
+    seen: set[str] = set()
+
+    def expand(name: str) -> str:
+        if name in seen:
+            return ""
+        seen.add(name)
+        text = (DIRECTORY / name).read_text().replace("#pragma once\n", "")
+        return _INCLUDE.sub(lambda match: expand(match["name"]), text)
+
+    return expand(MAIN_SOURCE)
+
+
+def source_for_bcc() -> str:
+    """The joined source in bcc's dialect; raises ValueError if a map helper is left that bcc would not know."""
+    text = joined_source()
+    for pattern, method in _MAP_CALLS:
+        text = pattern.sub(method, text)
+    left = re.search(r"bpf_\w+\([^;]*&(?:mem_ring|call_ring|live|sites|stacks)\b", text)
+    if left:
+        raise ValueError(f"a map helper that bcc does not know: {left.group(0)}")
+    return text

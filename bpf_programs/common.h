@@ -1,0 +1,102 @@
+/* Scope, counters and stacks: what every probe uses. */
+#pragma once
+#include "maps.h"
+
+enum scope { SCOPE_HOST = 0, SCOPE_PROCESSES = 1, SCOPE_CGROUP = 2 };
+enum stack_policy { STACKS_NONE = 0, STACKS_SAMPLED = 1, STACKS_ALL = 2 };
+
+static inline void count(u32 which)
+{
+	u64 *value = bpf_map_lookup_elem(&counters, &which);
+
+	if (value)
+		*value += 1;
+}
+
+static inline u32 current_tgid(void)
+{
+	return bpf_get_current_pid_tgid() >> 32;
+}
+
+/* The recorder never records itself: it would feed its own ring. */
+static inline int in_scope(u32 tgid)
+{
+	if (tgid == CONFIG_SELF_TGID)
+		return 0;
+	if (CONFIG_SCOPE == SCOPE_HOST)
+		return 1;
+	if (CONFIG_SCOPE == SCOPE_CGROUP)
+		return bpf_get_current_ancestor_cgroup_id(CONFIG_CGROUP_LEVEL) == CONFIG_CGROUP_ID;
+	return bpf_map_lookup_elem(&targets, &tgid) != 0;
+}
+
+/* Frame-pointer walks at syscall depth miss the caller of a libc stub, which pushes no frame; at a function's
+ * entry they miss its direct caller. Both stand in the word at the user stack pointer. User space inserts it
+ * where it lies in executable text. 0 where the thread is not inside a system call (an interrupt or fault
+ * leaves an arbitrary word there). */
+static inline u64 word_at_syscall_sp(void)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	char *regs = (char *)bpf_task_pt_regs(task);
+	u64 sp = 0;
+	u64 word = 0;
+	s64 syscall = 0;
+
+	if (REG_SYSCALL_OFFSET >= 0) {
+		bpf_probe_read_kernel(&syscall, sizeof(syscall), regs + REG_SYSCALL_OFFSET);
+		if (syscall < 0)
+			return 0;
+	}
+	bpf_probe_read_kernel(&sp, sizeof(sp), regs + REG_SP_OFFSET);
+	if (sp)
+		bpf_probe_read_user(&word, sizeof(word), (void *)sp);
+	return word;
+}
+
+#define STACK_EXISTS -17 /* EEXIST: another stack holds the bucket */
+#define STACK_OVERFLOW_BIT (1 << 30)
+
+static inline s32 kernel_stack_id(void *ctx)
+{
+	s32 id = bpf_get_stackid(ctx, &stacks, 0);
+
+	if (id == STACK_EXISTS) {
+		id = bpf_get_stackid(ctx, &stacks_overflow, 0);
+		if (id >= 0)
+			return id | STACK_OVERFLOW_BIT;
+		count(COUNT_STACK_COLLISION);
+		return id;
+	}
+	if (id < 0)
+		count(COUNT_STACK_FAULT);
+	return id;
+}
+
+static inline s32 user_stack_id(void *ctx)
+{
+	s32 id = bpf_get_stackid(ctx, &stacks, BPF_F_USER_STACK);
+
+	if (id == STACK_EXISTS) {
+		id = bpf_get_stackid(ctx, &stacks_overflow, BPF_F_USER_STACK);
+		if (id >= 0)
+			return id | STACK_OVERFLOW_BIT;
+		count(COUNT_STACK_COLLISION);
+	}
+	return id; /* other errors: a kernel thread has no user stack */
+}
+
+static inline struct call_record *reserve_call(void)
+{
+	struct call_record *record;
+
+	count(COUNT_CALL_PRODUCED);
+	record = bpf_ringbuf_reserve(&call_ring, sizeof(*record), 0);
+	if (!record)
+		count(COUNT_CALL_DROPPED);
+	return record;
+}
+
+static inline void submit_call(struct call_record *record)
+{
+	bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);
+}

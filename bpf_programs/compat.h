@@ -1,0 +1,61 @@
+/* One C source for two loaders: bcc (LEAKSCOPE_BCC defined) and clang with libbpf.
+ *
+ * Rules that keep the source common: map access only through the inline functions that MAP_* macros make
+ * (bcc cannot rewrite a method call inside a macro, so each pair is spelt out in maps.h); kernel memory only
+ * through bpf_probe_read_kernel at offsets that the loader takes from BTF; CONFIG_* values are preprocessor
+ * constants under bcc and read-only data under libbpf. */
+#pragma once
+
+#ifdef LEAKSCOPE_BCC
+#include <uapi/linux/ptrace.h>
+#define PROGRAM(section)
+#define raw_tracepoint_args bpf_raw_tracepoint_args
+#else
+#include <linux/types.h>
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+typedef __u8 u8;
+typedef __u16 u16;
+typedef __u32 u32;
+typedef __u64 u64;
+typedef __s32 s32;
+typedef __s64 s64;
+#define PROGRAM(name) SEC(name)
+#define raw_tracepoint_args bpf_raw_tracepoint_args
+#if defined(__TARGET_ARCH_x86)
+struct pt_regs {
+	unsigned long r15, r14, r13, r12, bp, bx, r11, r10, r9, r8, ax, cx, dx, si, di, orig_ax, ip, cs, flags, sp, ss;
+};
+#else
+struct pt_regs {
+	u64 regs[31];
+	u64 sp;
+	u64 pc;
+	u64 pstate;
+};
+#endif
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+#endif
+
+#if defined(__aarch64__) || defined(__TARGET_ARCH_arm64)
+#define REG_ARG(ctx, n) ((ctx)->regs[n])
+#define REG_ARGS 8
+#define REG_RETURN(ctx) ((ctx)->regs[0])
+#define REG_SP(ctx) ((ctx)->sp)
+#define REG_SP_OFFSET (31 * 8)
+#define REG_SYSCALL_OFFSET -1
+#else
+#define REG_ARGS 6
+#define REG_RETURN(ctx) ((ctx)->ax)
+#define REG_SP(ctx) ((ctx)->sp)
+#define REG_SP_OFFSET (19 * 8)
+#define REG_SYSCALL_OFFSET (15 * 8)
+#endif
+
+/* A field of a classic tracepoint at an offset that the loader read from the format file. */
+#define TRACEPOINT_FIELD(destination, ctx, offset) \
+	bpf_probe_read_kernel(&(destination), sizeof(destination), (void *)((char *)(ctx) + (offset)))
+
+/* Layouts of syscall tracepoints (include/trace/events/syscalls.h): common 8 bytes, number, arguments. */
+#define SYSCALL_ARG_OFFSET(n) (16 + 8 * (n))
+#define SYSCALL_RETURN_OFFSET 16

@@ -1,0 +1,493 @@
+/* Calls of CUDA and malloc functions: one entry and one return program serve every function.
+ *
+ * The attach cookie is the row of `functions`, which says what the function does. Calls in flight are keyed by
+ * (thread, function), so that cudaMalloc's own call survives the cuMemAlloc inside it. `thread_calls` links the
+ * open calls of a thread: the outermost allocating call owns the bytes, what it calls is detail. A failed call is
+ * sent as failed and never becomes a live range. */
+#pragma once
+#include "common.h"
+
+enum role {
+	ROLE_NONE = 0,
+	ROLE_ALLOC = 1,
+	ROLE_FREE = 2,
+	ROLE_REALLOC = 3,          /* args[0] is the old object, the return value the new one */
+	ROLE_CONTEXT_SET = 4,      /* cuCtxSetCurrent(context) */
+	ROLE_CONTEXT_PUSH = 5,
+	ROLE_CONTEXT_POP = 6,
+	ROLE_CONTEXT_CREATE = 7,   /* cuCtxCreate(&context, …): current afterwards */
+	ROLE_CONTEXT_RETAIN = 8,   /* cuDevicePrimaryCtxRetain(&context, device) */
+	ROLE_CONTEXT_DESTROY = 9,
+	ROLE_DEVICE_RESET = 10,    /* cuDevicePrimaryCtxReset, cudaDeviceReset */
+	ROLE_HANDLE_MAP = 11,      /* cuMemMap(addr, size, offset, handle, flags) */
+	ROLE_HANDLE_UNMAP = 12,    /* cuMemUnmap(addr, size) */
+	ROLE_HANDLE_RELEASE = 13,  /* cuMemRelease(handle) */
+	ROLE_HANDLE_RETAIN = 14,   /* cuMemRetainAllocationHandle(&handle, addr) */
+	ROLE_LAUNCH_DRIVER = 15,
+	ROLE_LAUNCH_RUNTIME = 16,
+	ROLE_CALL = 17,            /* recorded as a call, no memory of its own */
+};
+
+enum size_how {
+	SIZE_NONE = 0,
+	SIZE_ARG = 1,
+	SIZE_PRODUCT = 2,          /* args[size_arg] * args[size_arg2]: calloc */
+	SIZE_PITCH = 3,            /* *args[1] (pitch, known at return) * args[3] rows */
+	SIZE_ARRAY = 4,            /* CUDA_ARRAY_DESCRIPTOR at args[1] */
+	SIZE_ARRAY_3D = 5,         /* CUDA_ARRAY3D_DESCRIPTOR at args[1] */
+	SIZE_RUNTIME_ARRAY = 6,    /* cudaChannelFormatDesc at args[1], width args[2], height args[3] */
+	SIZE_RUNTIME_ARRAY_3D = 7, /* cudaChannelFormatDesc at args[1], cudaExtent by value on the stack */
+	SIZE_PITCHED_PTR = 8,      /* cudaPitchedPtr at args[0], cudaExtent by value on the stack */
+};
+
+enum addr_how { ADDR_NONE = 0, ADDR_OUT = 1, ADDR_RETURN = 2, ADDR_ARG = 3 };
+enum success { SUCCESS_ZERO = 0, SUCCESS_NON_NULL = 1, SUCCESS_ALWAYS = 2 };
+
+static inline u64 next_call_id(void)
+{
+	u32 which = COUNT_CALL_SEQUENCE;
+	u64 *sequence = bpf_map_lookup_elem(&counters, &which);
+
+	if (!sequence)
+		return 0;
+	*sequence += 1;
+	return *sequence << 12 | (bpf_get_smp_processor_id() & 4095);
+}
+
+static inline u64 user_u64(u64 addr)
+{
+	u64 value = 0;
+
+	bpf_probe_read_user(&value, sizeof(value), (void *)addr);
+	return value;
+}
+
+/* CUarray_format: 8-, 16- and 32-bit integers and floats (cuda.h); others are not known here and count 0. */
+static inline u64 format_bytes(u32 format)
+{
+	if (format == 1 || format == 8)
+		return 1;
+	if (format == 2 || format == 9 || format == 0x10)
+		return 2;
+	if (format == 3 || format == 10 || format == 0x20)
+		return 4;
+	return 0;
+}
+
+static inline u64 at_least_one(u64 value)
+{
+	return value ? value : 1;
+}
+
+static inline u64 runtime_element_bytes(u64 description)
+{
+	u32 bits[4] = {};
+
+	bpf_probe_read_user(bits, sizeof(bits), (void *)description);
+	return ((u64)bits[0] + bits[1] + bits[2] + bits[3]) / 8;
+}
+
+static inline void measure(struct function_spec *spec, struct call_in_flight *call, u64 *size, u64 *requested)
+{
+	u64 *args = call->args;
+	u32 tail[2] = {};
+
+	*size = 0;
+	*requested = 0;
+	if (spec->size_how == SIZE_ARG) {
+		*requested = args[spec->size_arg & 7];
+	} else if (spec->size_how == SIZE_PRODUCT) {
+		*requested = args[spec->size_arg & 7] * args[spec->size_arg2 & 7];
+	} else if (spec->size_how == SIZE_PITCH) {
+		*requested = args[2] * args[3];
+		*size = user_u64(args[1]) * args[3];
+	} else if (spec->size_how == SIZE_ARRAY) {
+		bpf_probe_read_user(tail, sizeof(tail), (void *)(args[1] + 16));
+		*requested = user_u64(args[1]) * at_least_one(user_u64(args[1] + 8)) * format_bytes(tail[0]) * tail[1];
+	} else if (spec->size_how == SIZE_ARRAY_3D) {
+		bpf_probe_read_user(tail, sizeof(tail), (void *)(args[1] + 24));
+		*requested = user_u64(args[1]) * at_least_one(user_u64(args[1] + 8)) *
+			at_least_one(user_u64(args[1] + 16)) * format_bytes(tail[0]) * tail[1];
+	} else if (spec->size_how == SIZE_RUNTIME_ARRAY) {
+		*requested = args[2] * at_least_one(args[3]) * runtime_element_bytes(args[1]);
+	} else if (spec->size_how == SIZE_RUNTIME_ARRAY_3D) {
+		*requested = user_u64(call->sp + 8) * at_least_one(user_u64(call->sp + 16)) *
+			at_least_one(user_u64(call->sp + 24)) * runtime_element_bytes(args[1]);
+	} else if (spec->size_how == SIZE_PITCHED_PTR) {
+		u64 rows = at_least_one(user_u64(call->sp + 16)) * at_least_one(user_u64(call->sp + 24));
+
+		*requested = user_u64(call->sp + 8) * rows;
+		*size = user_u64(args[0] + 8) * rows; /* cudaPitchedPtr.pitch */
+	}
+	if (!*size)
+		*size = *requested;
+}
+
+static inline u64 current_context(u32 tid)
+{
+	struct thread_contexts *contexts_of = bpf_map_lookup_elem(&contexts, &tid);
+
+	return contexts_of ? contexts_of->current_context : 0;
+}
+
+static inline void send_range_end(struct range_key *key, struct live_range *range, u64 now, u64 call_id, u8 type, u8 cause)
+{
+	struct call_record *record = reserve_call();
+
+	if (!record)
+		return;
+	record->enter_ns = now;
+	record->exit_ns = now;
+	record->id = call_id;
+	record->parent_id = 0;
+	record->addr = key->addr;
+	record->size_bytes = range->size_bytes;
+	record->requested_bytes = range->requested_bytes;
+	record->alloc_ts_ns = range->ts_ns;
+	record->context = range->context;
+	record->caller = range->caller;
+	record->arg0 = range->call_id;
+	record->arg1 = key->space;
+	record->pid = key->pid;
+	record->tid = (u32)bpf_get_current_pid_tgid();
+	record->user_stack = range->user_stack;
+	record->result = 0;
+	record->function = range->function;
+	record->cpu = bpf_get_smp_processor_id();
+	record->type = type;
+	record->flags = 0;
+	record->cause = cause;
+	submit_call(record);
+}
+
+PROGRAM("uprobe.multi")
+int on_function_entry(struct pt_regs *ctx)
+{
+	u32 function = bpf_get_attach_cookie(ctx);
+	struct function_spec *spec = bpf_map_lookup_elem(&functions, &function);
+	struct call_in_flight call = {};
+	struct call_key key = {};
+	struct thread_call open = {};
+	struct thread_call *enclosing;
+	struct range_key range = {};
+	struct live_range *old;
+	u32 tid = (u32)bpf_get_current_pid_tgid();
+
+	if (!spec || !spec->enabled || !in_scope(current_tgid()))
+		return 0;
+	key.tid = tid;
+	key.function = function;
+	call.enter_ns = bpf_ktime_get_ns();
+	call.id = next_call_id();
+	call.sp = REG_SP(ctx);
+#if defined(__aarch64__) || defined(__TARGET_ARCH_arm64)
+	call.args[0] = ctx->regs[0];
+	call.args[1] = ctx->regs[1];
+	call.args[2] = ctx->regs[2];
+	call.args[3] = ctx->regs[3];
+	call.args[4] = ctx->regs[4];
+	call.args[5] = ctx->regs[5];
+	call.args[6] = ctx->regs[6];
+	call.args[7] = ctx->regs[7];
+	call.caller = ctx->regs[30];
+#else
+	call.args[0] = ctx->di;
+	call.args[1] = ctx->si;
+	call.args[2] = ctx->dx;
+	call.args[3] = ctx->cx;
+	call.args[4] = ctx->r8;
+	call.args[5] = ctx->r9;
+	call.args[6] = user_u64(call.sp + 8);
+	call.args[7] = user_u64(call.sp + 16);
+	call.caller = user_u64(call.sp);
+#endif
+	/* The enclosing call is genuine only while this frame lies below its own: a call that never returned
+	 * (longjmp, killed thread) leaves an entry behind, which must not adopt later calls. */
+	enclosing = bpf_map_lookup_elem(&thread_calls, &tid);
+	if (enclosing && enclosing->id && enclosing->sp > call.sp) {
+		call.parent_id = enclosing->id;
+		call.parent_sp = enclosing->sp;
+		call.nested = enclosing->owner;
+	}
+	call.user_stack = spec->log_call || !call.nested ? user_stack_id(ctx) : -1;
+	if (spec->role == ROLE_FREE || spec->role == ROLE_REALLOC) {
+		/* Which object is being freed is known now: by the time of the return its address may serve another. */
+		range.addr = call.args[spec->addr_arg & 7];
+		range.pid = current_tgid();
+		range.space = spec->space;
+		old = bpf_map_lookup_elem(&live_ranges, &range);
+		if (old)
+			call.expected_alloc_ts_ns = old->ts_ns;
+	}
+	if (bpf_map_update_elem(&calls_in_flight, &key, &call, BPF_ANY)) {
+		count(COUNT_CALL_MAP_FULL);
+		return 0;
+	}
+	open.id = call.id;
+	open.sp = call.sp;
+	open.owner = call.nested || spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC;
+	bpf_map_update_elem(&thread_calls, &tid, &open, BPF_ANY);
+	return 0;
+}
+
+static inline void end_range(struct range_key *key, struct live_range *range, u64 now, u64 call_id, u8 cause)
+{
+	send_range_end(key, range, now, call_id, CALL_FREE, cause);
+	bpf_map_delete_elem(&live_ranges, key);
+}
+
+static inline void begin_range(struct range_key *key, struct live_range *range)
+{
+	struct live_range *old = bpf_map_lookup_elem(&live_ranges, key);
+
+	if (old)
+		send_range_end(key, old, range->ts_ns, 0, CALL_FREE, CAUSE_REUSE);
+	if (bpf_map_update_elem(&live_ranges, key, range, BPF_ANY))
+		count(COUNT_LIVE_FULL);
+}
+
+/* VMM: physical memory lives until its handle is released and its last mapping is gone (cuMemRelease). */
+static inline void drop_handle_if_dead(struct range_key *key, struct live_range *handle, u64 now, u64 call_id)
+{
+	if (handle->released && !handle->references)
+		end_range(key, handle, now, call_id, CAUSE_CALL);
+}
+
+static inline void track_handles(struct function_spec *spec, struct call_in_flight *call, u32 tgid, u64 now)
+{
+	struct range_key handle = {};
+	struct range_key mapped = {};
+	struct live_range mapping = {};
+	struct live_range *known;
+	struct live_range *old;
+	int i;
+
+	handle.pid = tgid;
+	handle.space = SPACE_HANDLE;
+	mapped.pid = tgid;
+	mapped.space = SPACE_MAPPED;
+	if (spec->role == ROLE_HANDLE_MAP) {
+		handle.addr = call->args[3];
+		known = bpf_map_lookup_elem(&live_ranges, &handle);
+		if (!known)
+			return;
+		known->references += 1;
+		mapped.addr = call->args[0];
+		mapping.ts_ns = now;
+		mapping.size_bytes = call->args[1];
+		mapping.context = handle.addr;
+		if (bpf_map_update_elem(&live_ranges, &mapped, &mapping, BPF_ANY))
+			count(COUNT_LIVE_FULL);
+	} else if (spec->role == ROLE_HANDLE_UNMAP) {
+		u64 addr = call->args[0];
+		u64 end = addr + call->args[1];
+
+#pragma unroll
+		for (i = 0; i < 16; i++) { /* one cuMemUnmap may end several adjacent mappings */
+			if (addr >= end)
+				break;
+			mapped.addr = addr;
+			old = bpf_map_lookup_elem(&live_ranges, &mapped);
+			if (!old || !old->size_bytes)
+				break;
+			handle.addr = old->context;
+			addr += old->size_bytes;
+			bpf_map_delete_elem(&live_ranges, &mapped);
+			known = bpf_map_lookup_elem(&live_ranges, &handle);
+			if (known && known->references) {
+				known->references -= 1;
+				drop_handle_if_dead(&handle, known, now, call->id);
+			}
+		}
+	} else if (spec->role == ROLE_HANDLE_RELEASE) {
+		handle.addr = call->args[0];
+		known = bpf_map_lookup_elem(&live_ranges, &handle);
+		if (!known)
+			return;
+		if (known->references >> 16) { /* extra references of cuMemRetainAllocationHandle */
+			known->references -= 1 << 16;
+		} else {
+			known->released = 1;
+			drop_handle_if_dead(&handle, known, now, call->id);
+		}
+	} else if (spec->role == ROLE_HANDLE_RETAIN) {
+		handle.addr = user_u64(call->args[0]);
+		known = bpf_map_lookup_elem(&live_ranges, &handle);
+		if (known)
+			known->references += 1 << 16;
+	}
+}
+
+static inline void track_context(struct function_spec *spec, struct call_in_flight *call, u32 tid)
+{
+	struct thread_contexts fresh = {};
+	struct thread_contexts *of = bpf_map_lookup_elem(&contexts, &tid);
+
+	if (!of) {
+		bpf_map_update_elem(&contexts, &tid, &fresh, BPF_ANY);
+		of = bpf_map_lookup_elem(&contexts, &tid);
+		if (!of)
+			return;
+	}
+	if (spec->role == ROLE_CONTEXT_SET) {
+		of->current_context = call->args[0];
+	} else if (spec->role == ROLE_CONTEXT_PUSH || spec->role == ROLE_CONTEXT_CREATE) {
+		of->below[of->depth & 7 ? (of->depth & 7) - 1 : 0] = of->current_context;
+		if (of->depth < 7)
+			of->depth += 1;
+		of->current_context = spec->role == ROLE_CONTEXT_PUSH ? call->args[0] : user_u64(call->args[0]);
+	} else if (spec->role == ROLE_CONTEXT_POP) {
+		if (of->depth)
+			of->depth -= 1;
+		of->current_context = of->below[of->depth & 7 ? (of->depth & 7) - 1 : 0];
+	}
+}
+
+static inline void send_call(struct function_spec *spec, struct call_in_flight *call, struct call_record *values)
+{
+	struct call_record *record = reserve_call();
+
+	if (!record)
+		return;
+	record->enter_ns = call->enter_ns;
+	record->exit_ns = values->exit_ns;
+	record->id = call->id;
+	record->parent_id = call->parent_id;
+	record->addr = values->addr;
+	record->size_bytes = values->size_bytes;
+	record->requested_bytes = values->requested_bytes;
+	record->alloc_ts_ns = call->expected_alloc_ts_ns;
+	record->context = values->context;
+	record->caller = call->caller;
+	record->arg0 = values->arg0;
+	record->arg1 = values->arg1;
+	record->pid = values->pid;
+	record->tid = values->tid;
+	record->user_stack = call->user_stack;
+	record->result = values->result;
+	record->function = values->function;
+	record->cpu = bpf_get_smp_processor_id();
+	record->type = values->type;
+	record->flags = call->nested ? CALL_NESTED : 0;
+	record->cause = CAUSE_CALL;
+	submit_call(record);
+}
+
+PROGRAM("uretprobe.multi")
+int on_function_return(struct pt_regs *ctx)
+{
+	u32 function = bpf_get_attach_cookie(ctx);
+	struct function_spec *spec = bpf_map_lookup_elem(&functions, &function);
+	struct call_in_flight call = {};
+	struct call_in_flight *in_flight;
+	struct call_key key = {};
+	struct thread_call outer = {};
+	struct thread_call *open;
+	struct call_record values = {};
+	struct range_key range = {};
+	struct live_range fresh = {};
+	struct live_range *known;
+	u64 id = bpf_get_current_pid_tgid();
+	u64 returned = REG_RETURN(ctx);
+	u32 tid = (u32)id;
+	u32 tgid = id >> 32;
+	int ok;
+
+	if (!spec || !spec->enabled)
+		return 0;
+	key.tid = tid;
+	key.function = function;
+	in_flight = bpf_map_lookup_elem(&calls_in_flight, &key);
+	if (!in_flight)
+		return 0;
+	call = *in_flight;
+	bpf_map_delete_elem(&calls_in_flight, &key);
+	open = bpf_map_lookup_elem(&thread_calls, &tid);
+	if (open) { /* the enclosing call is innermost again; its frame lies above this one */
+		outer.id = call.parent_id;
+		outer.sp = call.parent_sp;
+		outer.owner = call.nested;
+		bpf_map_update_elem(&thread_calls, &tid, &outer, BPF_ANY);
+	}
+
+	ok = spec->success == SUCCESS_ALWAYS || (spec->success == SUCCESS_ZERO ? (u32)returned == 0 : returned != 0);
+	values.exit_ns = bpf_ktime_get_ns();
+	values.pid = tgid;
+	values.tid = tid;
+	values.function = function;
+	values.type = CALL_FUNCTION;
+	values.result = spec->success == SUCCESS_ZERO ? (s32)returned : (ok ? 0 : -1);
+	values.context = current_context(tid);
+	values.arg0 = call.args[0];
+	values.arg1 = call.args[1];
+	range.pid = tgid;
+	range.space = spec->space;
+
+	if (spec->role == ROLE_LAUNCH_DRIVER || spec->role == ROLE_LAUNCH_RUNTIME) {
+		values.type = CALL_LAUNCH;
+		values.addr = call.args[0];
+		if (spec->role == ROLE_LAUNCH_DRIVER) { /* (f, gx, gy, gz, bx, by, bz, shared, stream, …) */
+			values.size_bytes = (u32)call.args[1] | call.args[2] << 32;
+			values.requested_bytes = (u32)call.args[3] | call.args[4] << 32;
+			values.arg0 = (u32)call.args[5] | call.args[6] << 32;
+			values.context = user_u64(call.sp + 24);
+		} else { /* (f, dim3 grid, dim3 block, args, shared, stream): a dim3 takes two registers */
+			values.size_bytes = call.args[1];
+			values.requested_bytes = (u32)call.args[2] | call.args[3] << 32;
+			values.arg0 = call.args[3] >> 32 | call.args[4] << 32;
+			values.context = call.args[7];
+		}
+		send_call(spec, &call, &values);
+		return 0;
+	}
+	if (spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC) {
+		measure(spec, &call, &values.size_bytes, &values.requested_bytes);
+		if (ok) {
+			if (spec->addr_how == ADDR_OUT)
+				range.addr = user_u64(call.args[spec->addr_arg & 7]);
+			else if (spec->addr_how == ADDR_RETURN)
+				range.addr = returned;
+			else
+				range.addr = call.args[spec->addr_arg & 7];
+			values.addr = range.addr;
+		}
+	} else if (spec->role == ROLE_FREE) {
+		values.addr = call.args[spec->addr_arg & 7];
+	} else if (spec->role == ROLE_CONTEXT_CREATE || spec->role == ROLE_CONTEXT_RETAIN) {
+		values.addr = user_u64(call.args[0]);
+	} else if (spec->role == ROLE_HANDLE_MAP || spec->role == ROLE_HANDLE_UNMAP) {
+		values.addr = call.args[0];
+		values.size_bytes = call.args[1];
+	} else {
+		values.addr = call.args[0];
+	}
+	if (spec->log_call || (spec->role == ROLE_ALLOC && !call.nested) || spec->role == ROLE_REALLOC)
+		send_call(spec, &call, &values);
+	if (!ok)
+		return 0;
+
+	if ((spec->role == ROLE_FREE || spec->role == ROLE_REALLOC) && call.expected_alloc_ts_ns && !call.nested) {
+		struct range_key ended = range;
+
+		ended.addr = call.args[spec->addr_arg & 7];
+		known = bpf_map_lookup_elem(&live_ranges, &ended);
+		if (known && known->ts_ns == call.expected_alloc_ts_ns)
+			end_range(&ended, known, values.exit_ns, call.id, CAUSE_CALL);
+	}
+	if ((spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC) && !call.nested && range.addr) {
+		fresh.ts_ns = values.exit_ns;
+		fresh.size_bytes = values.size_bytes;
+		fresh.requested_bytes = values.requested_bytes;
+		fresh.caller = call.caller;
+		fresh.context = values.context;
+		fresh.call_id = call.id;
+		fresh.user_stack = call.user_stack;
+		fresh.function = function;
+		begin_range(&range, &fresh);
+	}
+	if (spec->role >= ROLE_CONTEXT_SET && spec->role <= ROLE_CONTEXT_CREATE)
+		track_context(spec, &call, tid);
+	if (spec->role >= ROLE_HANDLE_MAP && spec->role <= ROLE_HANDLE_RETAIN)
+		track_handles(spec, &call, tgid, values.exit_ns);
+	return 0;
+}

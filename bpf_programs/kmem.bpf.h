@@ -1,0 +1,313 @@
+/* Kernel objects and pages: kmalloc, kmem_cache_alloc, kfree, kmem_cache_free, mm_page_alloc, mm_page_free.
+ *
+ * A live object is an entry of `live` by address. A free marks its entry in place (ts_ns = 0) and the next
+ * allocation of the address overwrites it: cheaper than delete and insert. Entries are deleted only when the map is
+ * nearly full. An allocation that finds its address still live ends the old object with cause "reuse": its
+ * free fired no tracepoint (kfree_rcu) or was skipped (nested program). */
+#pragma once
+#include "common.h"
+
+static inline void send_mem(u64 addr, struct live_object *object, u64 now, u8 op, u8 cause)
+{
+	struct mem_record *record;
+
+	count(COUNT_MEM_PRODUCED);
+	record = bpf_ringbuf_reserve(&mem_ring, sizeof(*record), 0);
+	if (!record) {
+		count(COUNT_MEM_DROPPED);
+		return;
+	}
+	record->ts_ns = now;
+	record->addr = addr;
+	record->alloc_ts_ns = op == OP_FREE ? object->ts_ns : 0;
+	record->caller = object->caller;
+	record->pid = object->pid;
+	record->tid = (u32)bpf_get_current_pid_tgid();
+	record->user_stack = object->user_stack;
+	record->kernel_stack = object->kernel_stack;
+	record->site = object->site;
+	record->requested_bytes = object->requested_bytes;
+	record->cpu = bpf_get_smp_processor_id();
+	record->op = op;
+	record->cause = cause;
+	record->weight = object->weight;
+	bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);
+}
+
+/* First sight of a site on this CPU: give it an id (unique without a shared counter: the CPU is part of it). */
+static inline struct site_state *new_site(struct site_key *key, struct site_info *info)
+{
+	struct site_state fresh = {};
+	struct site_info *known = bpf_map_lookup_elem(&sites, key);
+
+	if (!known) {
+		u32 zero = COUNT_SITE_SEQUENCE;
+		u64 *sequence = bpf_map_lookup_elem(&counters, &zero);
+
+		if (!sequence)
+			return 0;
+		*sequence += 1;
+		info->id = (u32)*sequence << 12 | (bpf_get_smp_processor_id() & 4095);
+		bpf_map_update_elem(&sites, key, info, BPF_NOEXIST);
+		known = bpf_map_lookup_elem(&sites, key); /* another CPU may have been first */
+		if (!known) {
+			count(COUNT_SITE_FULL);
+			return 0;
+		}
+	}
+	fresh.id = known->id;
+	bpf_map_update_elem(&site_states, key, &fresh, BPF_ANY);
+	return bpf_map_lookup_elem(&site_states, key);
+}
+
+/* Weight of this allocation's stacks: 1 takes its own while the site is slow; above CONFIG_SAMPLE_FIRST in a window
+ * one in CONFIG_SAMPLE_ONE_IN at random speaks for the rest; 0 takes none. Never another allocation's stack. */
+static inline u32 stack_weight(struct site_state *state, u64 now)
+{
+	if (CONFIG_STACKS == STACKS_ALL)
+		return 1;
+	if (CONFIG_STACKS == STACKS_NONE)
+		return 0;
+	if (now - state->window_ns > CONFIG_SAMPLE_WINDOW_NS) {
+		state->window_ns = now;
+		state->in_window = 0;
+	}
+	state->in_window += 1;
+	if (state->in_window <= CONFIG_SAMPLE_FIRST)
+		return 1;
+	if ((bpf_get_prandom_u32() & (CONFIG_SAMPLE_ONE_IN - 1)) == 0)
+		return CONFIG_SAMPLE_ONE_IN;
+	return 0;
+}
+
+static inline void describe(void *ctx, struct live_object *object, struct site_state *state, u32 requested, u64 now)
+{
+	object->ts_ns = now;
+	object->pid = current_tgid();
+	object->site = state->id;
+	object->requested_bytes = requested;
+	object->user_stack = -1;
+	object->kernel_stack = -1;
+	object->weight = stack_weight(state, now);
+	if (object->weight) {
+		object->kernel_stack = kernel_stack_id(ctx);
+		object->user_stack = user_stack_id(ctx);
+		if (object->user_stack >= 0)
+			object->caller = word_at_syscall_sp();
+	}
+}
+
+static inline void count_update(long error)
+{
+	if (error == 0)
+		count(COUNT_LIVE_INSERTED);
+	else if (error == -7 /* E2BIG */ || error == -12 /* ENOMEM */)
+		count(COUNT_LIVE_FULL);
+	else
+		count(COUNT_LIVE_BUSY);
+}
+
+static inline int kernel_alloc(void *ctx, u64 addr, struct site_key *key, struct site_info *info, u32 requested)
+{
+	struct live_object object = {};
+	struct live_object *old;
+	struct site_state *state;
+	u64 now = bpf_ktime_get_ns();
+
+	old = bpf_map_lookup_elem(&live, &addr);
+	if (old && old->ts_ns) {
+		send_mem(addr, old, now, OP_FREE, CAUSE_REUSE);
+		old->ts_ns = 0;
+	}
+	if (!in_scope(current_tgid()))
+		return 0;
+	state = bpf_map_lookup_elem(&site_states, key);
+	if (!state || !state->id) {
+		info->first_addr = addr;
+		state = new_site(key, info);
+		if (!state)
+			return 0;
+	}
+	describe(ctx, &object, state, requested, now);
+	if (old)
+		*old = object;
+	else
+		count_update(bpf_map_update_elem(&live, &addr, &object, BPF_ANY));
+	send_mem(addr, &object, now, OP_ALLOC, CAUSE_CALL);
+	return 0;
+}
+
+/* True when the map is so full that a free must make room. The count is this CPU's: the map is shared, so
+ * each CPU keeps to its share of the inserts. */
+static inline int live_nearly_full(void)
+{
+	u32 inserted = COUNT_LIVE_INSERTED;
+	u64 *value = bpf_map_lookup_elem(&counters, &inserted);
+
+	return value && *value > CONFIG_LIVE_DELETE_ABOVE;
+}
+
+static inline int kernel_free(u64 addr)
+{
+	struct live_object *object;
+
+	if (!addr)
+		return 0;
+	object = bpf_map_lookup_elem(&live, &addr);
+	if (!object || !object->ts_ns) {
+		if (!object)
+			count(COUNT_FREE_UNMATCHED);
+		return 0;
+	}
+	send_mem(addr, object, bpf_ktime_get_ns(), OP_FREE, CAUSE_CALL);
+	object->ts_ns = 0;
+	if (live_nearly_full()) {
+		if (bpf_map_delete_elem(&live, &addr) == 0)
+			count(COUNT_LIVE_DELETED);
+	}
+	return 0;
+}
+
+PROGRAM("raw_tp/kmalloc")
+int on_kmalloc(struct raw_tracepoint_args *ctx)
+{
+	struct site_key key = {};
+	struct site_info info = {};
+	u64 addr = ctx->args[1];
+	u32 requested = ctx->args[2];
+	u32 allocated = ctx->args[3];
+	u32 gfp = ctx->args[4];
+
+	if (!addr)
+		return 0;
+	key.call_site = ctx->args[0];
+	key.what = (u64)allocated | (u64)gfp << 32;
+	info.kind = SITE_KMALLOC;
+	info.size_bytes = allocated;
+	return kernel_alloc(ctx, addr, &key, &info, requested);
+}
+
+#if CONFIG_SLAB_HAS_CACHE
+/* Since v6.1 (2c1d697fb8ba, "mm/slab_common: drop kmem_alloc & avoid dereferencing fields when not using") the
+ * tracepoint passes the kmem_cache itself. */
+PROGRAM("raw_tp/kmem_cache_alloc")
+int on_kmem_cache_alloc(struct raw_tracepoint_args *ctx)
+{
+	struct site_key key = {};
+	struct site_info info = {};
+	struct site_state *state;
+	u64 addr = ctx->args[1];
+	u64 cache = ctx->args[2];
+	u64 name = 0;
+
+	if (!addr)
+		return 0;
+	key.call_site = ctx->args[0];
+	key.what = cache;
+	if (in_scope(current_tgid())) {
+		state = bpf_map_lookup_elem(&site_states, &key);
+		if (!state || !state->id) {
+			info.kind = SITE_SLAB;
+			bpf_probe_read_kernel(&info.size_bytes, 4, (void *)(cache + CONFIG_CACHE_SIZE));
+			bpf_probe_read_kernel(&info.object_bytes, 4, (void *)(cache + CONFIG_CACHE_OBJECT_SIZE));
+			bpf_probe_read_kernel(&name, 8, (void *)(cache + CONFIG_CACHE_NAME));
+			bpf_probe_read_kernel_str(info.cache, sizeof(info.cache), (void *)name);
+		}
+	}
+	return kernel_alloc(ctx, addr, &key, &info, 0);
+}
+#else
+PROGRAM("raw_tp/kmem_cache_alloc")
+int on_kmem_cache_alloc(struct raw_tracepoint_args *ctx)
+{
+	struct site_key key = {};
+	struct site_info info = {};
+	u64 addr = ctx->args[1];
+	u32 requested = ctx->args[2];
+	u32 allocated = ctx->args[3];
+
+	if (!addr)
+		return 0;
+	key.call_site = ctx->args[0];
+	key.what = allocated;
+	info.kind = SITE_SLAB;
+	info.size_bytes = allocated;
+	info.object_bytes = requested;
+	return kernel_alloc(ctx, addr, &key, &info, requested);
+}
+#endif
+
+/* kfree may end an object of any cache and kmem_cache_free one of kmalloc: one pointer space. */
+PROGRAM("raw_tp/kfree")
+int on_kfree(struct raw_tracepoint_args *ctx)
+{
+	return kernel_free(ctx->args[1]);
+}
+
+PROGRAM("raw_tp/kmem_cache_free")
+int on_kmem_cache_free(struct raw_tracepoint_args *ctx)
+{
+	return kernel_free(ctx->args[1]);
+}
+
+#define MIGRATE_MOVABLE 1 /* include/linux/mmzone.h: pages of user memory and of the page cache */
+
+PROGRAM("raw_tp/mm_page_alloc")
+int on_mm_page_alloc(struct raw_tracepoint_args *ctx)
+{
+	struct live_object object = {};
+	struct live_object *old;
+	struct site_key key = {};
+	struct site_info info = {};
+	struct site_state *state;
+	u64 page = ctx->args[0];
+	u32 order = ctx->args[1];
+	u32 gfp = ctx->args[2];
+	u32 migratetype = ctx->args[3];
+	u64 now;
+
+	if (!page)
+		return 0;
+	if (migratetype == MIGRATE_MOVABLE) { /* RSS and the page cache show these: counted, not streamed */
+		count(COUNT_PAGE_USER);
+		return 0;
+	}
+	now = bpf_ktime_get_ns();
+	old = bpf_map_lookup_elem(&live_pages, &page);
+	if (old && old->ts_ns) {
+		send_mem(page, old, now, OP_FREE, CAUSE_REUSE);
+		old->ts_ns = 0;
+	}
+	if (!in_scope(current_tgid()))
+		return 0;
+	key.what = order | migratetype << 8 | (u64)gfp << 32;
+	state = bpf_map_lookup_elem(&site_states, &key);
+	if (!state || !state->id) {
+		info.kind = SITE_PAGE;
+		info.size_bytes = CONFIG_PAGE_SIZE << (order & 31);
+		info.first_addr = page;
+		state = new_site(&key, &info);
+		if (!state)
+			return 0;
+	}
+	describe(ctx, &object, state, 0, now);
+	if (old)
+		*old = object;
+	else
+		count_update(bpf_map_update_elem(&live_pages, &page, &object, BPF_ANY));
+	send_mem(page, &object, now, OP_ALLOC, CAUSE_CALL);
+	return 0;
+}
+
+PROGRAM("raw_tp/mm_page_free")
+int on_mm_page_free(struct raw_tracepoint_args *ctx)
+{
+	u64 page = ctx->args[0];
+	struct live_object *object = bpf_map_lookup_elem(&live_pages, &page);
+
+	if (!object || !object->ts_ns)
+		return 0;
+	send_mem(page, object, bpf_ktime_get_ns(), OP_FREE, CAUSE_CALL);
+	object->ts_ns = 0;
+	return 0;
+}

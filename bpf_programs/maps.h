@@ -1,0 +1,184 @@
+/* All maps of the recorder. */
+#pragma once
+#include "records.h"
+
+struct live_object { /* a kernel object or page believed live; ts_ns 0 = freed, free to overwrite */
+	u64 ts_ns;
+	u64 caller;
+	u32 pid;
+	s32 user_stack;
+	s32 kernel_stack;
+	u32 site;
+	u32 weight;
+	u32 requested_bytes;
+};
+
+struct site_state { /* this CPU's view of a site */
+	u32 id;
+	u32 in_window;
+	u64 window_ns;
+};
+
+struct call_key {
+	u32 tid;
+	u32 function;
+};
+
+struct call_in_flight {
+	u64 enter_ns;
+	u64 id;
+	u64 parent_id;
+	u64 parent_sp;
+	u64 caller;
+	u64 sp;
+	u64 args[8];
+	u64 expected_alloc_ts_ns;
+	s32 user_stack;
+	u32 nested;
+};
+
+struct thread_call { /* innermost probed call open on a thread */
+	u64 id;
+	u64 sp;
+	u64 owner;           /* 1 inside a call that allocates: what it calls is its detail */
+};
+
+struct thread_contexts {
+	u64 current_context;
+	u64 below[7];
+	u32 depth;
+	u32 pad;
+};
+
+struct range_key {
+	u64 addr;
+	u32 pid;
+	u32 space;
+};
+
+struct live_range { /* a mapping, a device or heap object, a VMM handle */
+	u64 ts_ns;
+	u64 size_bytes;
+	u64 requested_bytes;
+	u64 caller;
+	u64 context;         /* mappings: flags | prot << 32 */
+	u64 call_id;
+	s32 user_stack;
+	u32 function;
+	u32 references;      /* VMM: mappings of the handle; above bit 16, extra references to it */
+	u32 released;        /* VMM: the handle was released */
+};
+
+enum space { SPACE_MEMORY = 0, SPACE_HANDLE = 1, SPACE_MAPPED = 2, SPACE_HEAP = 3, SPACE_ARRAY = 4, SPACE_MAP_CALLS = 5 };
+
+/* What a probed function does; filled by user space, one row a function (the attach cookie is its index). */
+struct function_spec {
+	u8 role;
+	u8 size_how;
+	u8 size_arg;
+	u8 size_arg2;
+	u8 addr_how;
+	u8 addr_arg;
+	u8 success;
+	u8 space;
+	u8 enabled;
+	u8 log_call;
+	u8 pad[6];
+};
+
+enum counter {
+	COUNT_MEM_PRODUCED = 0,   /* mem_records that probes wanted to send */
+	COUNT_MEM_DROPPED = 1,
+	COUNT_CALL_PRODUCED = 2,
+	COUNT_CALL_DROPPED = 3,
+	COUNT_LIVE_FULL = 4,      /* allocations whose free will not be seen: the live map is full */
+	COUNT_LIVE_BUSY = 5,      /* the same: the map's lock was held on this CPU */
+	COUNT_STACK_COLLISION = 6,/* stacks lost to a hash collision in both stack maps */
+	COUNT_STACK_FAULT = 7,    /* stacks that could not be walked */
+	COUNT_FREE_UNMATCHED = 8, /* frees of objects that were never seen */
+	COUNT_PAGE_USER = 9,      /* pages of user memory: counted here, not streamed */
+	COUNT_SITE_FULL = 10,
+	COUNT_CALL_MAP_FULL = 11,
+	COUNT_LIVE_INSERTED = 12,
+	COUNT_LIVE_DELETED = 13,
+	COUNT_SITE_SEQUENCE = 14,
+	COUNT_CALL_SEQUENCE = 15,
+	COUNTERS = 16,
+};
+
+struct map_call_in_flight {
+	u64 enter_ns;
+	u64 args[5];
+	u64 caller;
+	s32 user_stack;
+	u32 call;
+};
+
+struct rss_key {
+	u32 pid;
+	u32 member;
+};
+
+struct rss_value {
+	u64 last_bytes;
+	u64 peak_bytes;
+};
+
+#ifdef LEAKSCOPE_BCC
+#define HASH(name, key, value, entries) BPF_TABLE("hash", key, value, name, entries)
+#define PERCPU_HASH(name, key, value, entries) BPF_TABLE("percpu_hash", key, value, name, entries)
+#define ARRAY(name, value, entries) BPF_TABLE("array", u32, value, name, entries)
+#define PERCPU_ARRAY(name, value, entries) BPF_TABLE("percpu_array", u32, value, name, entries)
+#define STACK_MAP(name, entries) BPF_STACK_TRACE(name, entries)
+#define RING(name, bytes) BPF_RINGBUF_OUTPUT(name, (bytes) / PAGE_SIZE)
+#else
+#define DEFINE_MAP(map_type, name, key_type, value_type, entries) \
+	struct { \
+		__uint(type, map_type); \
+		__type(key, key_type); \
+		__type(value, value_type); \
+		__uint(max_entries, entries); \
+	} name SEC(".maps")
+#define HASH(name, key, value, entries) DEFINE_MAP(BPF_MAP_TYPE_HASH, name, key, value, entries)
+#define PERCPU_HASH(name, key, value, entries) DEFINE_MAP(BPF_MAP_TYPE_PERCPU_HASH, name, key, value, entries)
+#define ARRAY(name, value, entries) DEFINE_MAP(BPF_MAP_TYPE_ARRAY, name, u32, value, entries)
+#define PERCPU_ARRAY(name, value, entries) DEFINE_MAP(BPF_MAP_TYPE_PERCPU_ARRAY, name, u32, value, entries)
+#define STACK_MAP(name, entries) \
+	struct { \
+		__uint(type, BPF_MAP_TYPE_STACK_TRACE); \
+		__uint(key_size, sizeof(u32)); \
+		__uint(value_size, 127 * sizeof(u64)); \
+		__uint(max_entries, entries); \
+	} name SEC(".maps")
+#define RING(name, bytes) \
+	struct { \
+		__uint(type, BPF_MAP_TYPE_RINGBUF); \
+		__uint(max_entries, bytes); \
+	} name SEC(".maps")
+#endif
+
+RING(mem_ring, CONFIG_MEM_RING_BYTES);
+RING(call_ring, CONFIG_CALL_RING_BYTES);
+PERCPU_ARRAY(counters, u64, COUNTERS);
+
+STACK_MAP(stacks, CONFIG_STACK_ENTRIES);
+STACK_MAP(stacks_overflow, CONFIG_STACK_ENTRIES * 4);
+
+/* Scope */
+HASH(targets, u32, u32, 65536);
+
+/* Kernel objects: sites, what is live, pages apart (a page pointer is no object address) */
+HASH(sites, struct site_key, struct site_info, CONFIG_SITE_ENTRIES);
+PERCPU_HASH(site_states, struct site_key, struct site_state, CONFIG_SITE_ENTRIES);
+HASH(live, u64, struct live_object, CONFIG_LIVE_ENTRIES);
+HASH(live_pages, u64, struct live_object, CONFIG_PAGE_ENTRIES);
+
+/* Calls and ranges */
+ARRAY(functions, struct function_spec, 256);
+HASH(calls_in_flight, struct call_key, struct call_in_flight, 16384);
+HASH(thread_calls, u32, struct thread_call, 32768);
+HASH(contexts, u32, struct thread_contexts, 32768);
+HASH(map_calls_in_flight, u32, struct map_call_in_flight, 16384);
+HASH(live_ranges, struct range_key, struct live_range, CONFIG_RANGE_ENTRIES);
+HASH(breaks, u32, u64, 16384);
+HASH(rss, struct rss_key, struct rss_value, 65536);

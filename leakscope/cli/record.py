@@ -1,0 +1,93 @@
+"""`leakscope record`: a live recording with eBPF probes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def record(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- CMD…]", help="Command to run and record.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Capture to make; default: leakscope-DATE-TIME.lscope")
+    ] = None,
+    pid: Annotated[list[int] | None, typer.Option("-p", "--pid", help="Process to record (repeatable).")] = None,
+    cgroup: Annotated[Path | None, typer.Option(help="Control group to record: its directory, v1 or v2.")] = None,
+    duration: Annotated[float | None, typer.Option("-d", "--duration", help="Seconds to record.", min=0.1)] = None,
+    stacks: Annotated[
+        str, typer.Option(help="Stacks of kernel allocations: none, sampled, or all (about three times the price).")
+    ] = "sampled",
+    launches: Annotated[bool, typer.Option("--launches", help="Record GPU kernel launches too.")] = False,
+    malloc: Annotated[
+        bool, typer.Option("--malloc", help="Record libc's malloc family too: 2-20 µs a call, see docs.")
+    ] = False,
+    library: Annotated[
+        list[Path] | None, typer.Option(help="CUDA library (or binary with CUDA linked in) to probe (repeatable).")
+    ] = None,
+    interval: Annotated[float, typer.Option(help="Seconds between samples of RSS, cgroup, slab, GPU.", min=0.05)] = 1.0,
+    flush: Annotated[float, typer.Option(help="Seconds between parts written: the most that kill -9 loses.", min=0.05)] = 1.0,
+    ring: Annotated[str, typer.Option(help="Size of the event ring, a power of two: 64MiB holds 0.9 s of a storm.")] = "64MiB",
+    live_entries: Annotated[int, typer.Option(help="Kernel objects that can be live at once (110 bytes each).", min=1024)] = 1 << 20,
+    force: Annotated[bool, typer.Option("--force", help="Replace the capture that is there.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
+) -> None:
+    """Record processes (-p), a cgroup, a command (-- CMD) or, with none of them, the whole host.
+
+    Follows children. Ends with the targets, after --duration, or on Ctrl-C, and writes all that was seen. Own text goes to
+    stderr; the command's streams pass through. Needs root or CAP_BPF and CAP_PERFMON: see `leakscope doctor`.
+    """
+    import time
+
+    from leakscope.errors import BadInputError, ExitCode
+    from leakscope.record.capabilities import require_capable
+    from leakscope.record.options import RecordOptions
+    from leakscope.record.recorder import Recorder
+    from leakscope.report.recording import StatusLine, render_summary, summary_json
+
+    if stacks not in ("none", "sampled", "all"):
+        raise BadInputError(f"--stacks {stacks}: choose none, sampled or all")
+    options = RecordOptions(
+        output=output or Path(time.strftime("leakscope-%Y%m%d-%H%M%S.lscope")),
+        pids=list(dict.fromkeys(pid or [])),
+        cgroup=cgroup,
+        command=command or [],
+        duration_s=duration,
+        force=force,
+        stacks=stacks,
+        launches=launches,
+        malloc=malloc,
+        libraries=library or [],
+        interval_s=interval,
+        flush_s=flush,
+        ring_bytes=_ring_bytes(ring),
+        live_entries=live_entries,
+    )
+    require_capable()
+    with StatusLine(sys.stderr) as status:
+        summary = Recorder(options, status.update).run()
+    render_summary(summary, sys.stderr)
+    if json_output:
+        import json
+
+        print(json.dumps(summary_json(summary)))
+    if summary.ended_by == "signal":
+        raise typer.Exit(ExitCode.INTERRUPTED)
+
+
+def _ring_bytes(text: str) -> int:
+    """A size such as 64MiB or 65536; raises BadInputError unless it is a power of two of at least a page."""
+    import re
+
+    from leakscope.errors import BadInputError
+
+    match = re.fullmatch(r"(\d+)\s*(KiB|MiB|GiB|k|M|G)?", text)
+    factors: dict[Any, int] = {None: 1, "KiB": 1 << 10, "k": 1 << 10, "MiB": 1 << 20, "M": 1 << 20, "GiB": 1 << 30, "G": 1 << 30}
+    value = int(match[1]) * factors[match[2]] if match else 0
+    if value < 4096 or value & (value - 1) or value > 2 << 30:
+        raise BadInputError(f"--ring {text}: needs a power of two from 4KiB to 2GiB, such as 64MiB")
+    return value

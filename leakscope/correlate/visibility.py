@@ -1,0 +1,42 @@
+"""Sites whose frees cannot be seen: freed through paths that fire no tracepoint (kfree_rcu and its like).
+
+Such a site looks like a leak to anyone who subtracts frees from allocations. Nothing here knows a function
+by name: a site is untraceable because its objects are seen to end only by the reuse of their addresses, or
+because its slab cache did not grow by what it seems to keep.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+MAX_FREE_SEEN_SHARE = 0.05
+MIN_REUSED = 5
+MIN_REUSED_SHARE = 0.01
+"""Reuses of a site that never frees visibly before it counts as untraceable: objects and share of
+allocated. A true leak has none, as its addresses are never handed out again."""
+MIN_CHECKED_OBJECTS = 100
+MAX_GROWN_SHARE = 0.5
+"""A cache that grew by less than this share of what one site seems to keep disproves the site's kept
+bytes."""
+
+
+def frees_visible(
+    sites: pd.DataFrame, kept_when_sampled: npt.NDArray[np.float64], cache_growth: npt.NDArray[np.float64]
+) -> npt.NDArray[np.bool_]:
+    """For each site, whether its frees can be seen.
+
+    ``sites``: of :func:`leakscope.correlate.sites.merge_sites`. ``kept_when_sampled``: bytes kept between the
+    first and the last slab sample, by site. ``cache_growth``: growth of the site's cache between the same
+    samples, NaN where it was not sampled. Both float64[len(sites)].
+    """
+    kernel = (sites["layer"] == "kernel").to_numpy()
+    share = sites["free_seen_share"].to_numpy(np.float64)
+    hardly_seen = np.isnan(share) | (share <= MAX_FREE_SEEN_SHARE)
+    reused = sites["reuse_objects"].to_numpy(np.float64)
+    by_reuse = reused >= np.maximum(MIN_REUSED, MIN_REUSED_SHARE * sites["alloc_objects"].to_numpy())
+    enough = sites["live_objects"].to_numpy() >= MIN_CHECKED_OBJECTS
+    with np.errstate(invalid="ignore"):
+        disproved = enough & (kept_when_sampled > 0) & (cache_growth < MAX_GROWN_SHARE * kept_when_sampled)
+    return ~(kernel & hardly_seen & (by_reuse | disproved))

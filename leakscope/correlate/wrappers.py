@@ -1,0 +1,93 @@
+"""Which frames are plumbing: libraries and functions that allocate on behalf of the application.
+
+The culprit of an allocation is the innermost frame that is not plumbing. Modules are matched by the
+beginning of their file name, functions by a full-match pattern. Later evidence (where kept and freed paths
+diverge) refines this table; it does not replace it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from leakscope.correlate.stacks import Frame
+
+MODULES = (
+    "libc.so", "libc-2", "libc.musl", "ld-linux", "ld-musl", "ld-2", "libpthread", "libdl", "librt", "libm.so",
+    "libstdc++", "libc++", "libgcc_s", "libjemalloc", "libtcmalloc", "libmimalloc",
+    "libcuda.so", "libcudart", "libnvidia", "libnvrtc", "libcupti",
+    "libffi", "libpython", "python3", "_ctypes", "[vdso]", "[vsyscall]",
+)  # fmt: skip
+
+FUNCTIONS = re.compile(
+    "|".join(
+        (
+            # C and C++ allocation, also where linked statically
+            r"(__libc_)?(malloc|calloc|realloc|free|memalign|valloc|posix_memalign|aligned_alloc|reallocarray)",
+            r"operator new.*|_Zn[wa].*|str(n)?dup|(__)?v?asprintf",
+            r"__?mmap(64)?|mmap64|mmap|mremap|(__)?s?brk",
+            # CUDA API entry points and the inside of a statically linked runtime
+            r"cuda[A-Z]\w*|cu[A-Z]\w*|__cuda\w*|libcudart_static_\w*",
+            # start of a program and of threads
+            r"_start|__libc_start\w*|(__)?clone3?|start_thread|_dl_\w+",
+            # the CPython evaluator, where its frames are native
+            r"_PyEval_\w+|_?PyObject_(Vectorc|C)all\w*|_PyFunction_Vectorcall|cfunction_\w+|Py_\w+|pymain_\w+",
+        )
+    )
+)
+
+PYTHON_FILES = re.compile(r".*/lib/python3[^/]*/.*|.*/(site|dist)-packages/.*|<frozen .*>")
+
+SYSCALL = re.compile(r"__(?:x64|arm64|ia32|se|do)_(?:compat_)?sys_(\w+)|ksys_(\w+)")
+PAGE_FAULT = re.compile(r"(asm_)?exc_page_fault|do_user_addr_fault|do_page_fault|handle_mm_fault")
+ALLOCATOR = re.compile(
+    r"(__libc_)?(malloc|calloc|realloc|memalign|posix_memalign|aligned_alloc)|operator new.*|_Zn[wa].*"
+)
+THREAD_START = re.compile(r"(__)?pthread_create.*|allocate_stack")
+
+# Caches that the kernel gives back by itself under pressure (SLAB_RECLAIM_ACCOUNT of file systems and the
+# VFS).
+RECLAIMABLE_CACHES = re.compile(r"dentry|.*_inode_cache|inode_cache|radix_tree_node|buffer_head")
+
+
+def is_plumbing(frame: Frame) -> bool:
+    """Whether ``frame`` allocates on behalf of others (or has no name at all)."""
+    if frame.kind == "python":
+        return bool(PYTHON_FILES.fullmatch(frame.file))
+    name = PurePosixPath(frame.module).name
+    if name.startswith(MODULES):
+        return True
+    return not frame.function or bool(FUNCTIONS.fullmatch(frame.function))
+
+
+def culprit(user: Sequence[Frame], python: Sequence[Frame], kernel: Sequence[Frame]) -> Frame | None:
+    """The innermost application frame; else the innermost named user frame, the syscall, the innermost one.
+
+    Stacks are outermost first. None when all three are empty.
+    """
+    for stack in (python, user):
+        for frame in reversed(stack):
+            if not is_plumbing(frame):
+                return frame
+    for stack in (python, user):
+        for frame in reversed(stack):
+            if frame.function:
+                return frame
+    for frame in kernel:
+        if syscall_name(frame):
+            return frame
+    return kernel[-1] if kernel else (user[-1] if user else None)
+
+
+def syscall_name(frame: Frame) -> str:
+    """``socketpair`` for ``__x64_sys_socketpair``, ``page fault`` for a fault's frames, '' for all others."""
+    if match := SYSCALL.fullmatch(frame.function):
+        return match[1] or match[2]
+    return "page fault" if PAGE_FAULT.fullmatch(frame.function) else ""
+
+
+def entry_of(kernel: Sequence[Frame]) -> str:
+    """How the kernel was entered: the outermost syscall (or page fault) of a kernel stack, '' if none is
+    seen."""
+    return next((name for frame in kernel if (name := syscall_name(frame))), "")

@@ -1,0 +1,1 @@
+"""Judgements: from sites and their curves to verdicts. Tables in, results out."""

@@ -1,0 +1,308 @@
+"""From one capture to its report: correlate, judge, explain."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from leakscope.correlate import reconcile
+from leakscope.correlate.aggregate import aggregate, unknown_frees
+from leakscope.correlate.chains import build_chain
+from leakscope.correlate.lives import process_lives, source_bounds
+from leakscope.correlate.nesting import nesting
+from leakscope.correlate.sites import Holdings, folded_cache, holdings, merge_sites
+from leakscope.correlate.stacks import Stacks
+from leakscope.correlate.visibility import frees_visible
+from leakscope.correlate.wrappers import ALLOCATOR, THREAD_START, culprit, entry_of
+from leakscope.detect import growth
+from leakscope.detect.findings import Names, find, overall
+from leakscope.detect.judge import CONFIRMED_SHARE, State, judge
+from leakscope.detect.losses import Loss, hidden_frees
+from leakscope.model.manifest import Manifest
+from leakscope.model.results import Growth, LayerTotal, Report, Row, Site, Verdict
+from leakscope.model.words import KINDS_NOT_ADDED, LAYERS
+
+if TYPE_CHECKING:
+    import duckdb
+
+MAX_SITES = 1000
+"""Sites that a report lists for each capture, those with most kept bytes first."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to look at and how: ``layer`` and ``pid`` restrict the events; ``warm_up_s`` replaces a fifth."""
+
+    layer: str | None = None
+    pid: int | None = None
+    warm_up_s: float | None = None
+    chains: int = 20  # sites that get a chain, besides those of findings
+
+
+def attribute(con: duckdb.DuckDBPyConnection, manifest: Manifest, options: Options) -> Report:
+    """Attribute one capture; ``con`` has a view for each of its tables (``Capture.connect``).
+
+    The same capture and options give the same report. Raises duckdb.Error for data that cannot be computed
+    with.
+    """
+    bounds = source_bounds(con, manifest.sources)
+    lives = process_lives(con, bounds)
+    starts = dict(zip(bounds["source_id"], bounds["start_ns"], strict=True))
+    lives["source_start_ns"] = lives["source_id"].map(starts)
+    held = holdings(con, aggregate(con, lives, options.layer, options.pid), lives)
+    sites = merge_sites(held.table)
+    ends = reconcile.evidence_ends(lives)
+    slabs = reconcile.slab_evidence(con, ends)
+    kept, grown = _slab_check(held, sites, lives, slabs)
+    sites["visible"] = frees_visible(sites, kept, grown)
+
+    losses = _losses(con)
+    by_number = np.zeros(int(held.table["site"].max()) + 1 if len(held.table) else 0, bool)
+    visible, confirmed = by_number.copy(), by_number.copy()
+    visible[sites["site"]] = sites["visible"]
+    with np.errstate(invalid="ignore"):
+        confirmed[sites["site"]] = (kept > 0) & (grown >= CONFIRMED_SHARE * kept)
+    hidden = hidden_frees(losses, _repaired(sites))
+    judged = judge(held, lives, visible, hidden, confirmed, options.warm_up_s)
+
+    growing = judged.loc[judged["state"] >= State.UNCLEAR, "site"].unique()
+    listed = sites.head(MAX_SITES)
+    listed = pd.concat([listed, sites.iloc[len(listed) :][lambda s: s["site"].isin(growing)]])
+    callers = listed[(listed["layer"] != "kernel") & (listed["live_bytes"] > 0)].head(options.chains)
+    kernel = listed[(listed["layer"] == "kernel") & (listed["live_bytes"] > 0) & (listed["call_site"] > 0)]
+    nested = nesting(con, callers[["site", *_CALLER_IDENTITY]], kernel.head(200))
+    stacks = Stacks(
+        con,
+        [
+            *listed["kernel_stack"],
+            *listed["user_stack"],
+            *listed["python_stack"],
+            *nested.below["kernel_stack"],
+        ],
+    )
+    in_call = set(
+        zip(*(nested.above[c] for c in ("kernel_stack", "user_stack", "python_stack")), strict=True)
+    )
+    names = {int(row["site"]): _names(row, stacks, in_call) for _, row in listed.iterrows()}
+    ids = _site_ids(listed, names)
+    findings = [_with_ids(f, ids) for f in find(judged, held.table, names, lives)]
+    rates = _site_rates(judged)
+    reported = {
+        int(row["site"]): _site(row, ids[int(row["site"])], names[int(row["site"])], rates)
+        for _, row in listed.iterrows()
+    }
+    numbers = {site_id: number for number, site_id in ids.items()}
+    wanted = [numbers[site] for f in findings for site in f.sites]
+    wanted += [int(s) for s in listed[listed["visible"]]["site"].head(options.chains)]
+    row_of = {int(row["site"]): row for _, row in listed.iterrows()}
+    chains = [build_chain(reported[s], row_of[s], stacks, nested) for s in dict.fromkeys(wanted)]
+    rows = _reconciliation(con, sites, slabs, lives, ends)
+    missing = [row.what for row in rows if row.value is None]
+    plateaus = bool((judged["state"] == State.PLATEAU).any())
+    layers = _layers(held, sites, lives, options.warm_up_s)
+    provable = _provable(layers)
+    allocated = int(sites["alloc_objects"].sum()) if len(sites) else 0
+    verdict, rest = overall(findings, plateaus, allocated, provable, missing)
+    return Report(
+        verdict=verdict,
+        findings=rest,
+        layers=layers,
+        chains=chains,
+        sites=list(reported.values()),
+        sites_total=len(sites),
+        losses=_loss_rows(losses, con),
+        reconciliation=rows,
+    )
+
+
+_CALLER_IDENTITY = ["layer", "kind", "api", "kernel_stack", "user_stack", "python_stack"]
+
+
+def _slab_check(
+    held: Holdings, sites: pd.DataFrame, lives: pd.DataFrame, slabs: reconcile.SlabEvidence
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """By row of ``sites``: bytes kept between the slab samples, and growth of its cache (NaN: not
+    sampled)."""
+    kept = np.zeros(int(held.table["site"].max()) + 1 if len(held.table) else 0)
+    windows = lives.drop_duplicates("life").set_index("life")
+    source_of: dict[int, int] = {}
+    rows = held.table.iloc[held.curve_rows]
+    window = windows.loc[rows["life"], ["source_id", "from_ns", "bin_ns"]].to_numpy()
+    for index, (site, (source, from_ns, bin_ns)) in enumerate(zip(rows["site"], window, strict=True)):
+        source_of.setdefault(int(site), int(source))
+        if int(source) in slabs.spans:
+            curve = held.kept_bytes[index]
+            first, last = (int((at - from_ns) // bin_ns) - 1 for at in slabs.spans[int(source)])
+            at_last = curve[min(last, len(curve) - 1)] if last >= 0 else 0.0
+            kept[site] += at_last - (curve[min(first, len(curve) - 1)] if first >= 0 else 0.0)
+    grown = [
+        slabs.growth.get((source_of.get(int(site), -1), cache), np.nan) if cache else np.nan
+        for site, cache in zip(sites["site"], sites["slab_cache"], strict=True)
+    ]
+    return kept[sites["site"].to_numpy(np.int64)], np.array(grown, dtype=np.float64)
+
+
+def _losses(con: duckdb.DuckDBPyConnection) -> list[Loss]:
+    rows = con.execute(
+        "SELECT probe, what, sum(count)::BIGINT, max(detail) FROM losses GROUP BY probe, what ORDER BY probe, what"
+    ).fetchall()
+    return [Loss(str(probe), str(what), int(count), str(detail or "")) for probe, what, count, detail in rows]
+
+
+def _loss_rows(losses: Sequence[Loss], con: duckdb.DuckDBPyConnection) -> list[Row]:
+    rows = [Row(loss.probe, loss.what, loss.count, "count", loss.detail) for loss in losses if loss.count]
+    return rows + [
+        Row(layer, "frees of memory allocated before the recording (not subtracted)", count, "count")
+        for layer, count in unknown_frees(con)
+    ]
+
+
+def _repaired(sites: pd.DataFrame) -> dict[str, int]:
+    """Implicit frees by layer at sites that otherwise free visibly: each mended a free that was missed."""
+    mended = sites[sites["visible"] & (sites["free_seen_share"] >= 0.5)]
+    return {str(layer): int(count) for layer, count in mended.groupby("layer")["reuse_objects"].sum().items()}
+
+
+def _names(row: pd.Series, stacks: Stacks, in_call: set[tuple[int, int, int]]) -> Names:
+    user, python = stacks[row["user_stack"]], stacks[row["python_stack"]]
+    kernel = stacks[row["kernel_stack"]]
+    frame = culprit(user, python, kernel)
+    texts = tuple(f.text for f in [*python, *user, *kernel])
+    identity = (row["kernel_stack"], row["user_stack"], row["python_stack"])
+    return Names(
+        culprit=frame.text if frame else "",
+        stack=texts,
+        entry=entry_of(kernel),
+        in_cuda_call=row["layer"] == "kernel" and identity in in_call,
+        allocator=any(ALLOCATOR.fullmatch(f.function) for f in user),
+        thread_stack=any(THREAD_START.fullmatch(f.function) for f in user),
+    )
+
+
+def _site_ids(listed: pd.DataFrame, names: dict[int, Names]) -> dict[int, str]:
+    """Site number → an id that depends only on what the site is: the same in every recording of it."""
+    ids: dict[int, str] = {}
+    taken: dict[str, int] = {}
+    for _, row in listed.iterrows():
+        what = [row["layer"], row["kind"], row["api"], row["slab_cache"], *names[int(row["site"])].stack]
+        name = f"{row['layer'][:1]}-{hashlib.sha256(chr(0).join(what).encode()).hexdigest()[:8]}"
+        taken[name] = taken.get(name, 0) + 1
+        ids[int(row["site"])] = name if taken[name] == 1 else f"{name}.{taken[name]}"
+    return ids
+
+
+def _with_ids(finding: Verdict, ids: dict[int, str]) -> Verdict:
+    return replace(
+        finding,
+        sites=tuple(ids[int(s)] for s in finding.sites),
+        consequences=tuple(ids[int(s)] for s in finding.consequences),
+    )
+
+
+def _site_rates(judged: pd.DataFrame) -> dict[int, Growth]:
+    rates: dict[int, Growth] = {}
+    squares = judged.assign(
+        below=(judged["rate"] - judged["low"]) ** 2, above=(judged["high"] - judged["rate"]) ** 2
+    )
+    for site, row in squares.groupby("site")[["rate", "below", "above"]].sum().iterrows():
+        rates[int(site)] = Growth(  # type: ignore[call-overload]
+            "live", row["rate"], row["rate"] - row["below"] ** 0.5, row["rate"] + row["above"] ** 0.5
+        )
+    return rates
+
+
+def _site(row: pd.Series, site_id: str, names: Names, rates: dict[int, Growth]) -> Site:
+    share = float(row["free_seen_share"])
+    visible = bool(row["visible"])
+    return Site(
+        id=site_id,
+        layer=row["layer"],
+        kind=row["kind"],
+        api=row["api"],
+        slab_cache=folded_cache(row["slab_cache"]),
+        stack=list(names.stack),
+        culprit_frame=names.culprit,
+        live_bytes=int(row["live_bytes"]),
+        live_objects=int(row["live_objects"]),
+        allocated_bytes=int(row["alloc_bytes"]),
+        allocated_objects=int(row["alloc_objects"]),
+        kept_share=float(row["kept_share"]),
+        first_ns=int(row["first_ns"]),
+        last_ns=int(row["last_ns"]),
+        free_seen_share=None if np.isnan(share) else share,
+        frees_visible=visible,
+        outlives_process_bytes=int(row["outlives_bytes"]) if visible else 0,
+        ended_with_process_bytes=int(row["ended_bytes"]),
+        processes=int(row["processes"]),
+        stack_sampled=bool(row["sampled"]),
+        standard_error_bytes=float(row["standard_error_bytes"]),
+        growth=rates.get(int(row["site"])),
+    )
+
+
+def _layers(
+    held: Holdings, sites: pd.DataFrame, lives: pd.DataFrame, warm_up_s: float | None
+) -> list[LayerTotal]:
+    """Totals by layer; each byte in one layer, kinds that another kind already counts left out."""
+    windows = lives.drop_duplicates("life").set_index("life")
+    sites = sites.assign(added=~sites["kind"].isin(KINDS_NOT_ADDED))
+    shown = set(sites.loc[sites["added"] & sites["visible"], "site"])
+    rows = held.table.iloc[held.curve_rows]
+    totals = []
+    for layer in LAYERS:
+        of_layer = sites[sites["layer"] == layer]
+        if not len(of_layer):
+            continue
+        added = of_layer[of_layer["added"]]
+        counted = added[added["visible"]]
+        chosen = ((rows["layer"] == layer) & rows["site"].isin(shown)).to_numpy()
+        lives_of = rows["life"].to_numpy()[chosen]
+        unique, position = np.unique(lives_of, return_inverse=True)
+        curves = np.zeros((len(unique), held.kept_bytes.shape[1]))
+        np.add.at(curves, position, held.kept_bytes[chosen])
+        bin_s = windows.loc[unique, "bin_ns"].to_numpy(np.float64) / 1e9
+        warm = growth.warm_up_bins(curves.shape[1], bin_s * curves.shape[1], warm_up_s)
+        rates = growth.rates(curves, warm, bin_s)
+        mean = float(rates.mean.sum())
+        below = float(np.sqrt(((rates.mean - rates.low) ** 2).sum()))
+        above = float(np.sqrt(((rates.high - rates.mean) ** 2).sum()))
+        totals.append(
+            LayerTotal(
+                layer,
+                int(counted["live_bytes"].sum()),
+                int(counted["live_objects"].sum()),
+                int(added["alloc_bytes"].sum()),
+                Growth(f"{layer}_live", mean, mean - below, mean + above),
+                int(added.loc[~added["visible"], "live_bytes"].sum()),
+                int(of_layer.loc[~of_layer["added"], "live_bytes"].sum()),
+            )
+        )
+    return totals
+
+
+def _provable(layers: Sequence[LayerTotal]) -> float | None:
+    """Half the width of the widest layer interval: a slower leak would hide in the churn."""
+    widths = [(t.growth.ci_high - t.growth.ci_low) / 2 for t in layers if t.growth]
+    return max(widths) if widths else None
+
+
+def _reconciliation(
+    con: duckdb.DuckDBPyConnection,
+    sites: pd.DataFrame,
+    slabs: reconcile.SlabEvidence,
+    lives: pd.DataFrame,
+    ends: dict[int, int],
+) -> list[Row]:
+    present = set(sites["layer"])
+    rows: list[Row] = []
+    if "kernel" in present:
+        rows += reconcile.kernel_rows(con, slabs, sites.loc[~sites["visible"], ["call_site", "kind"]], ends)
+    if "host" in present:
+        rows += reconcile.host_rows(con, lives)
+    return rows + reconcile.gpu_rows(con, lives, ends)

@@ -1,0 +1,127 @@
+"""Judging holdings: which (site, process) keeps growing, which has levelled off, which cannot be told.
+
+The first, event-based form of the verdict. A holding is a leak when, after the warm-up of its process and
+from where its kept memory begins to rise: at least :data:`MIN_KEPT_OBJECTS` more objects are kept, the
+interval of its rate excludes zero, its floor rises in each of the disjoint parts of the time, and the loss
+of frees cannot explain what is kept.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from leakscope.correlate.sites import Holdings
+from leakscope.detect import growth
+from leakscope.model.words import KINDS_NOT_ADDED
+
+FloatArray = npt.NDArray[np.float64]
+
+MIN_KEPT_OBJECTS = 10
+MIN_KEPT_SHARE = 0.0005
+"""Kept objects after the warm-up as a share of all allocated: below it a few late frees explain them."""
+MIN_FLOOR_SHARE = 0.4
+"""The floors of the first and last part must carry this share of the growth (a line carries 0.75)."""
+MIN_MEDIAN_SLOPE = 0.25
+"""Theil-Sen slope as a share of the mean rate: a single step has a slope near zero."""
+CONFIRMED_SHARE = 0.8
+"""A counter that grew by this share of what a holding keeps confirms it independently of lost events."""
+
+
+class State(IntEnum):
+    """What a holding is, by rising severity."""
+
+    STEADY = 0  # nothing worth naming is kept after the warm-up
+    PLATEAU = 1  # grew and levelled off
+    UNCLEAR = 2  # grows, but not provably
+    LEAK = 3
+
+
+def judge(
+    holdings: Holdings,
+    lives: pd.DataFrame,
+    visible: npt.NDArray[np.bool_],
+    hidden: dict[str, int],
+    confirmed: npt.NDArray[np.bool_],
+    warm_up_s: float | None = None,
+) -> pd.DataFrame:
+    """Judge every holding with a curve, visible frees and a kind that counts in its layer.
+
+    Returns one row each: holding, site, life, state, rate, low, high (bytes/s), kept_bytes and kept_objects
+    at the end, more_objects (kept after the warm-up), start_bin, lost_objects (frees that may be unseen),
+    withheld (a leak but for the losses), confirmed, half_width (of the interval, bytes/s).
+
+    ``visible``: by site number, whether its frees can be seen. ``hidden``: by layer, frees that may be
+    unseen (:func:`leakscope.detect.losses.hidden_frees`). ``confirmed``: by site number, whether an
+    independent counter grew by as much as the site keeps. ``warm_up_s`` replaces the fifth of each life
+    that is warm-up.
+    """
+    rows = holdings.table.iloc[holdings.curve_rows].reset_index(drop=True)
+    kept = ~rows["kind"].isin(KINDS_NOT_ADDED).to_numpy() & visible[rows["site"].to_numpy()]
+    rows = rows[kept].reset_index(drop=True)
+    kept_bytes, kept_objects = holdings.kept_bytes[kept], holdings.kept_objects[kept]
+    bins = kept_bytes.shape[1]
+    windows = lives.drop_duplicates("life").set_index("life")
+    bin_s = windows.loc[rows["life"], "bin_ns"].to_numpy(np.float64) / 1e9
+    warm = growth.warm_up_bins(bins, bin_s * bins, warm_up_s)
+    rates = growth.rates(kept_bytes, warm, bin_s)
+
+    # Only what keeps enough objects after the warm-up is worth the slower look.
+    before = kept_objects[np.arange(len(rows)), np.maximum(warm - 1, 0)]
+    more = kept_objects[:, -1] - np.where(warm > 0, before, 0.0)
+    least = np.maximum(MIN_KEPT_OBJECTS, MIN_KEPT_SHARE * rows["alloc_objects"].to_numpy())
+    grew = np.flatnonzero(more >= least)
+    start = np.zeros(len(rows), np.int64)
+    start[grew] = growth.leak_start_bins(kept_objects[grew])
+    since = np.minimum(np.maximum(warm, start), bins - 2 * growth.PARTS)
+    late = np.flatnonzero(since > warm)
+    later = growth.rates(kept_bytes[late], since[late], bin_s[late])
+    for all_rates, late_rates in zip(rates, later, strict=True):
+        all_rates[late] = late_rates
+
+    state = np.full(len(rows), State.STEADY, np.int64)
+    steady = growth.persistence(kept_objects[grew], since[grew])
+    floor_rise = steady.steps[:, :-1].sum(axis=1)
+    slope = growth.theil_sen(kept_objects[grew], since[grew], bin_s[grew])
+    span_s = (bins - since[grew]) * bin_s[grew]
+    since_objects = np.where(since[grew] > 0, kept_objects[grew, np.maximum(since[grew] - 1, 0)], 0.0)
+    risen = kept_objects[grew, -1] - since_objects
+    grows = (
+        steady.steady
+        & (risen >= least[grew])
+        & (floor_rise >= MIN_FLOOR_SHARE * risen)
+        & (slope >= MIN_MEDIAN_SLOPE * risen / span_s)
+        & (rates.low[grew] > 0)
+    )
+    state[grew] = np.where(grows, State.LEAK, np.where(steady.plateau, State.PLATEAU, State.UNCLEAR))
+    noise = (state == State.UNCLEAR) & (rates.low <= 0)
+    state[noise] = State.STEADY
+
+    lost = np.array([hidden.get(layer, 0) for layer in rows["layer"]], dtype=np.float64)
+    sure = confirmed[rows["site"].to_numpy()]
+    withheld = (state == State.LEAK) & ~sure & (more <= lost)
+    state[withheld] = State.UNCLEAR
+    size = rows["live_bytes"].to_numpy() / np.maximum(1, rows["live_objects"].to_numpy())
+    doubt = np.where(sure, 0.0, np.minimum(lost, more) * size / (bins * bin_s))
+    return pd.DataFrame(
+        {
+            "holding": rows["holding"],
+            "site": rows["site"],
+            "life": rows["life"],
+            "state": state,
+            "rate": rates.mean,
+            "low": rates.low - doubt,
+            "high": rates.high,
+            "kept_bytes": kept_bytes[:, -1],
+            "kept_objects": kept_objects[:, -1],
+            "more_objects": more,
+            "start_bin": start,
+            "lost_objects": lost,
+            "withheld": withheld,
+            "confirmed": sure,
+            "half_width": (rates.high - rates.low) / 2 + doubt,
+        }
+    )

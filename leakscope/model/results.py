@@ -1,0 +1,270 @@
+"""Result types of an attribution: what ``attribute`` found, in the shape that every report renders.
+
+Field names are those of the JSON report. Times are ``_ns`` on the clock of their source, ``_s`` since time
+zero (the start of the capture), sizes are bytes. Stacks are lists of frame texts, outermost first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEMA = "leakscope-report/1"
+VERDICTS = ("leak", "inconclusive", "not_leak")
+RULES = ("stack", "nesting", "event", "apportioned")
+"""How a link of a chain is known. ``stack``: a frame of the allocation's own stack; ``nesting``: same
+thread, inside the call's enter and exit; ``event``: a column of the allocation itself; ``apportioned``: the
+stack of a sampled sibling of the same call site."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Mean rate of kept bytes from the end of the warm-up to the end of the evidence, with a 95 %
+    interval."""
+
+    counter: str
+    bytes_per_s: float
+    ci_low: float
+    ci_high: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "counter": self.counter,
+            "bytes_per_s": round(self.bytes_per_s, 3),
+            "ci_low": round(self.ci_low, 3),
+            "ci_high": round(self.ci_high, 3),
+        }
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """Who allocates what is kept: one frame, the stack around it, and the slab caches where it has some."""
+
+    frame: str = ""
+    stack: tuple[str, ...] = ()
+    slab_cache: str = ""  # of the most kept bytes
+    slab_caches: tuple[str, ...] = ()  # all of the finding, most kept bytes first
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types; keys that do not apply are left out."""
+        values: dict[str, Any] = {"frame": self.frame, "stack": list(self.stack)}
+        values |= {"slab_cache": self.slab_cache, "slab_caches": list(self.slab_caches)}
+        return {key: value for key, value in values.items() if value}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One judgement. ``verdict`` is one of :data:`VERDICTS`; ``kind`` is its class (JSON key ``class``)."""
+
+    verdict: str
+    kind: str
+    layer: str = ""
+    confidence: float = 0.0  # 0..1
+    culprit: Culprit | None = None
+    growth: Growth | None = None
+    leak_start_s: float | None = None
+    kept_bytes: int = 0
+    kept_objects: int = 0
+    sites: tuple[str, ...] = ()  # ids, most kept bytes first
+    consequences: tuple[str, ...] = ()  # ids of kernel sites that these allocations cause
+    reasons: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    smallest_provable_bytes_per_s: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "verdict": self.verdict,
+            "class": self.kind,
+            "layer": self.layer or None,
+            "confidence": round(self.confidence, 3),
+            "culprit": self.culprit.to_json() if self.culprit else None,
+            "growth": self.growth.to_json() if self.growth else None,
+            "leak_start_s": None if self.leak_start_s is None else round(self.leak_start_s, 3),
+            "kept_bytes": self.kept_bytes,
+            "kept_objects": self.kept_objects,
+            "sites": list(self.sites),
+            "consequences": list(self.consequences),
+            "reasons": list(self.reasons),
+            "missing": list(self.missing),
+            "smallest_provable_bytes_per_s": (
+                None
+                if self.smallest_provable_bytes_per_s is None
+                else round(self.smallest_provable_bytes_per_s, 3)
+            ),
+        }
+
+
+@dataclass
+class Site:
+    """Who allocates: (layer, kind, api, slab cache, stacks). The unit of attribution.
+
+    ``live_bytes`` is what was kept when the evidence ended (for a process that exited: when its exit
+    began). ``free_seen_share`` is the share of ended objects whose end was a visible free (None: nothing
+    ended). ``stack_sampled`` sites carry bytes apportioned from allocations without a stack;
+    ``standard_error_bytes`` is the sampling error of their ``live_bytes``.
+    """
+
+    id: str
+    layer: str
+    kind: str
+    api: str
+    slab_cache: str
+    stack: list[str]
+    culprit_frame: str
+    live_bytes: int
+    live_objects: int
+    allocated_bytes: int
+    allocated_objects: int
+    kept_share: float
+    first_ns: int
+    last_ns: int
+    free_seen_share: float | None
+    frees_visible: bool
+    outlives_process_bytes: int
+    ended_with_process_bytes: int
+    processes: int
+    stack_sampled: bool
+    standard_error_bytes: float
+    growth: Growth | None = None
+    source: int = 0
+
+    @property
+    def added(self) -> bool:
+        """Whether the site's bytes count in its layer's total (words.KINDS_NOT_ADDED)."""
+        from leakscope.model.words import KINDS_NOT_ADDED
+
+        return self.kind not in KINDS_NOT_ADDED
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        growth = self.growth
+        return {
+            "id": self.id,
+            "source": self.source,
+            "layer": self.layer,
+            "kind": self.kind,
+            "api": self.api,
+            "slab_cache": self.slab_cache or None,
+            "culprit_frame": self.culprit_frame or None,
+            "stack": self.stack,
+            "stack_sampled": self.stack_sampled,
+            "standard_error_bytes": round(self.standard_error_bytes, 1),
+            "live_bytes": self.live_bytes,
+            "live_objects": self.live_objects,
+            "growth_bytes_per_s": round(growth.bytes_per_s, 3) if growth else None,
+            "growth_ci_low": round(growth.ci_low, 3) if growth else None,
+            "growth_ci_high": round(growth.ci_high, 3) if growth else None,
+            "allocated_bytes": self.allocated_bytes,
+            "allocated_objects": self.allocated_objects,
+            "kept_share": round(self.kept_share, 6),
+            "first_ns": self.first_ns,
+            "last_ns": self.last_ns,
+            "free_seen_share": None if self.free_seen_share is None else round(self.free_seen_share, 6),
+            "frees_visible": self.frees_visible,
+            "outlives_process": self.outlives_process_bytes > 0,
+            "outlives_process_bytes": self.outlives_process_bytes,
+            "ended_with_process_bytes": self.ended_with_process_bytes,
+            "processes": self.processes,
+            "added_to_layer": self.added,
+        }
+
+
+@dataclass(frozen=True)
+class ChainLink:
+    """One link of a chain. ``what``: frame, call, syscall, slab_cache, kind, map or device."""
+
+    what: str
+    name: str
+    rule: str
+    confidence: float
+    count: int
+    bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "what": self.what,
+            "name": self.name,
+            "rule": self.rule,
+            "confidence": round(self.confidence, 3),
+            "count": self.count,
+            "bytes": self.bytes,
+        }
+
+
+@dataclass(frozen=True)
+class Chain:
+    """From application code to the bytes, outermost first; ``detail`` are allocations caused below the
+    site."""
+
+    site: str
+    links: tuple[ChainLink, ...]
+    detail: tuple[ChainLink, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "site": self.site,
+            "links": [link.to_json() for link in self.links],
+            "detail": [link.to_json() for link in self.detail],
+        }
+
+
+@dataclass(frozen=True)
+class LayerTotal:
+    """One layer's sums over the sites that count in it, and what is listed apart."""
+
+    layer: str
+    live_bytes: int
+    live_objects: int
+    allocated_bytes: int
+    growth: Growth | None
+    frees_not_visible_bytes: int = 0
+    not_added_bytes: int = 0
+    source: int = 0  # the input that it is about
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "layer": self.layer,
+            "source": self.source,
+            "live_bytes": self.live_bytes,
+            "live_objects": self.live_objects,
+            "allocated_bytes": self.allocated_bytes,
+            "growth": self.growth.to_json() if self.growth else None,
+            "frees_not_visible_bytes": self.frees_not_visible_bytes,
+            "not_added_bytes": self.not_added_bytes,
+        }
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of ``losses`` (``unit`` count) or ``reconciliation`` (``unit`` bytes)."""
+
+    source: str
+    what: str
+    value: int | None  # None: the source did not say
+    unit: str
+    detail: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        row: dict[str, Any] = {"source": self.source, "what": self.what, self.unit: self.value}
+        return row | ({"detail": self.detail} if self.detail else {})
+
+
+@dataclass
+class Report:
+    """Everything that ``attribute`` says about its inputs."""
+
+    verdict: Verdict
+    findings: list[Verdict] = field(default_factory=list)
+    layers: list[LayerTotal] = field(default_factory=list)
+    chains: list[Chain] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)  # ranked; at most correlate.sites.MAX_SITES a capture
+    sites_total: int = 0
+    losses: list[Row] = field(default_factory=list)
+    reconciliation: list[Row] = field(default_factory=list)
+    inputs: list[dict[str, Any]] = field(default_factory=list)

@@ -1,0 +1,1 @@
+"""Live recording: probes, ring reader, samplers, and what this host can record."""

@@ -1,0 +1,66 @@
+"""What this host, user and process can record, each thing found by trying it, with the command that mends
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from leakscope.errors import NotCapableError
+from leakscope.model.capability import Capability
+from leakscope.record.capabilities.host import Host
+
+__all__ = [
+    "Capability",
+    "Host",
+    "check_capabilities",
+    "recording_loader",
+    "recording_possible",
+    "require_capable",
+]
+
+
+def check_capabilities(pid: int | None = None, host: Host | None = None) -> list[Capability]:
+    """All capabilities, required ones first, each with the remedy for the detected platform first.
+
+    Tiny maps, programs and probes are made and closed at once; nothing of them stays, no process is touched.
+
+    :param pid: also check what can be recorded of this process.
+    :raises BadInputError: when there is no process ``pid``.
+    """
+    from leakscope.record.capabilities.checks import CHECKS
+    from leakscope.record.capabilities.process import check_process
+    from leakscope.record.capabilities.remedies import ordered
+
+    host = host or Host()
+    found = check_process(host, pid) if pid is not None else []
+    found = [check(host) for check in CHECKS] + found
+    platform = host.platform()
+    return [replace(capability, remedies=ordered(capability.remedies, platform)) for capability in found]
+
+
+def recording_possible(capabilities: Iterable[Capability]) -> bool:
+    """Whether nothing that is required is missing."""
+    return not any(capability.blocks for capability in capabilities)
+
+
+def recording_loader(capabilities: Iterable[Capability]) -> str:
+    """The loader that would be used: ``bcc``, or empty when no loader can be used."""
+    states = {capability.name: capability.state for capability in capabilities}
+    return "bcc" if states.get("bcc") == "ok" else ""
+
+
+def require_capable() -> None:
+    """Return when recording is possible here; for use before a recording starts.
+
+    :raises NotCapableError: in one line, what is missing first and the command that mends it.
+    """
+    for capability in check_capabilities():
+        if capability.blocks:
+            remedy = next(iter(capability.remedies.values()), "")
+            raise NotCapableError(
+                f"cannot record: {capability.name} is missing: {capability.detail}"
+                + (f"; run: {remedy}" if remedy else "")
+                + "; leakscope doctor shows everything"
+            )

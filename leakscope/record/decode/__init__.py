@@ -1,0 +1,1 @@
+"""From ring records to rows of the tables: vectorised, one module a kind of record."""

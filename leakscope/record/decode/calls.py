@@ -1,0 +1,241 @@
+"""Call records → `mem_events`, `calls`, `launches`, and the ends of processes and contexts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from leakscope.model.tables import CALLS, LAUNCHES
+from leakscope.record import records
+from leakscope.record.decode.columns import CAUSE_CODES, KIND_CODES, LAYER_CODES, OP_CODES, EventColumns, Words, distinct
+from leakscope.record.decode.mappings import ROW, Mappings
+from leakscope.record.kernel.bpf import Map
+from leakscope.record.probes import functions
+from leakscope.record.probes.functions import FUNCTIONS
+from leakscope.record.symbols.interner import Interner
+
+_ROLES = np.array([p.role for p in FUNCTIONS], np.int16)
+_LAYERS = np.array([LAYER_CODES[p.layer] for p in FUNCTIONS], np.int16)
+_KINDS = np.array([KIND_CODES[p.kind] for p in FUNCTIONS], np.int16)
+_LOGGED = np.array([p.group != "heap" for p in FUNCTIONS])
+
+
+@dataclass
+class DecodedCalls:
+    """Tables of one batch, any of them empty, and the processes that ended or were replaced in it."""
+
+    mem_events: list[pa.Table] = field(default_factory=list)
+    calls: pa.Table | None = None
+    launches: pa.Table | None = None
+    exits: dict[int, int] = field(default_factory=dict)  # pid: ts_ns
+    execs: dict[int, int] = field(default_factory=dict)
+
+
+class Calls:
+    """Decodes batches of CALL_RECORD; keeps `exits` (pid → ts_ns) of the whole recording up to date."""
+
+    def __init__(self, columns: EventColumns, interner: Interner, live_ranges: Map, exits: dict[int, int]) -> None:
+        self._columns = columns
+        self._interner = interner
+        self._live = live_ranges
+        self.exits = exits
+        self.mappings = Mappings(columns, live_ranges)
+        self._apis = np.array([columns.apis.code(p.api) for p in FUNCTIONS], np.int16)
+        self._call_apis = Words(tuple(p.api for p in FUNCTIONS))
+        self._primary_contexts: dict[tuple[int, int], int] = {}
+
+    def decode(self, batch: np.ndarray) -> DecodedCalls:
+        """All rows of a batch. The ends of contexts and processes also give the frees that they imply."""
+        result = DecodedCalls()
+        kind = batch["type"]
+        for name, target in (("CALL_EXIT", result.exits), ("CALL_EXEC", result.execs)):
+            for record in batch[kind == getattr(records, name)]:
+                target[int(record["pid"])] = int(record["exit_ns"])
+        self.exits.update(result.exits)
+        called = batch[kind == records.CALL_FUNCTION]
+        ends = self._context_ends(called)
+        tables = [
+            self._allocations(called),
+            self._frees(batch[kind == records.CALL_FREE]),
+            self._map_events(self.mappings.rows(batch[(kind == records.CALL_MAP) | (kind == records.CALL_MAP_FREE)])),
+            *ends,
+            *self._process_ends(result.exits, "exit"),
+            *self._process_ends(result.execs, "exec"),
+        ]
+        result.mem_events = [table for table in tables if table.num_rows]
+        result.calls = self._calls_table(called[_LOGGED[called["function"]]])
+        result.launches = self._launches_table(batch[kind == records.CALL_LAUNCH])
+        return result
+
+    def _user_stacks(self, pid: np.ndarray, raw: np.ndarray, caller: np.ndarray, ts_ns: np.ndarray) -> np.ndarray:
+        ids = np.zeros(len(pid), np.int32)
+        own = np.flatnonzero(raw >= 0)
+        if len(own):
+            first, group = distinct(pid[own], raw[own], caller[own])
+            found = [
+                self._interner.user_stack(int(pid[i]), int(raw[i]), int(caller[i]), int(ts_ns[i])) for i in own[first]
+            ]
+            ids[own] = np.array(found, np.int32)[group]
+        return ids
+
+    def _stacks_of(self, batch: np.ndarray, ts: str = "enter_ns") -> np.ndarray:
+        return self._user_stacks(batch["pid"], batch["user_stack"], batch["caller"], batch[ts])
+
+    def _allocations(self, called: np.ndarray) -> pa.Table:
+        role = _ROLES[called["function"]]
+        made = (role == functions.ALLOC) | (role == functions.REALLOC)
+        own = called[made & (called["result"] == 0) & ((called["flags"] & records.CALL_NESTED) == 0) & (called["addr"] != 0)]
+        function = own["function"]
+        return self._columns.table(
+            len(own),
+            ts_ns=own["exit_ns"],
+            pid=own["pid"],
+            tid=own["tid"],
+            cpu=own["cpu"],
+            layer=_LAYERS[function],
+            kind=_KINDS[function],
+            api=self._apis[function],
+            addr=own["addr"],
+            size_bytes=own["size_bytes"],
+            requested_bytes=own["requested_bytes"],
+            user_stack=self._stacks_of(own),
+            weight=1,
+            call_id=np.where(_LOGGED[function], own["id"].astype(np.int64), 0),
+        )
+
+    def _frees(self, ended: np.ndarray) -> pa.Table:
+        """Frees with the identity of their allocation (records CALL_FREE, and live ranges that ended otherwise)."""
+        mapped = ended["arg1"] == records.SPACE_MAPPED
+        ended = ended[~mapped]
+        function = ended["function"]
+        causes = ended["cause"].astype(np.int16)
+        return self._columns.table(
+            len(ended),
+            ts_ns=ended["exit_ns"],
+            pid=ended["pid"],
+            tid=ended["tid"],
+            cpu=ended["cpu"],
+            op=OP_CODES["free"],
+            cause=causes,
+            layer=_LAYERS[function],
+            kind=_KINDS[function],
+            api=self._apis[function],
+            addr=ended["addr"],
+            size_bytes=ended["size_bytes"],
+            requested_bytes=ended["requested_bytes"],
+            user_stack=self._stacks_of(ended, "alloc_ts_ns"),
+            weight=1,
+            call_id=ended["id"].astype(np.int64),
+            alloc_ts_ns=ended["alloc_ts_ns"],
+        )
+
+    def _map_events(self, rows: np.ndarray) -> pa.Table:
+        made_ns = np.where(rows["alloc_ts_ns"] > 0, rows["alloc_ts_ns"], rows["ts_ns"])
+        stacks = self._user_stacks(rows["pid"], rows["raw_stack"], rows["caller"], made_ns)
+        return self.mappings.table(rows, stacks)
+
+    def _context_ends(self, called: np.ndarray) -> list[pa.Table]:
+        """Destroying a context, or resetting its device, frees what was allocated in it (cause `context`)."""
+        tables: list[pa.Table] = []
+        roles = _ROLES[called["function"]]
+        interesting = np.isin(roles, (functions.CONTEXT_RETAIN, functions.CONTEXT_DESTROY, functions.DEVICE_RESET))
+        for record in called[interesting & (called["result"] == 0)]:
+            role, pid = _ROLES[record["function"]], int(record["pid"])
+            if role == functions.CONTEXT_RETAIN:
+                self._primary_contexts[pid, int(record["arg1"]) & 0xFFFFFFFF] = int(record["addr"])
+                continue
+            if role == functions.CONTEXT_DESTROY:
+                contexts = {int(record["arg0"])}
+            elif FUNCTIONS[record["function"]].api == "cudaDeviceReset":
+                contexts = {int(record["context"]), 0}
+            else:
+                contexts = {self._primary_contexts.get((pid, int(record["arg0"]) & 0xFFFFFFFF), 0)}
+            tables.append(self._end_ranges({pid: int(record["enter_ns"])}, "context", contexts))
+        return tables
+
+    def _process_ends(self, ended: dict[int, int], cause: str) -> list[pa.Table]:
+        if not ended:
+            return []
+        tables = [self._end_ranges(ended, cause, None)]
+        pieces = [piece for pid in ended for piece in self.mappings.break_pieces(pid)]
+        if pieces:
+            rows = np.array(pieces, ROW)
+            rows["alloc_ts_ns"], rows["op"], rows["cause"] = rows["ts_ns"], OP_CODES["free"], CAUSE_CODES[cause]
+            rows["ts_ns"] = [ended[int(pid)] for pid in rows["pid"]]
+            tables.append(self._map_events(rows))
+        return tables
+
+    def _end_ranges(self, ended: dict[int, int], cause: str, contexts: set[int] | None) -> pa.Table:
+        """Free all live ranges of processes that are older than a time: of some CUDA contexts, or (None) all."""
+        raw_keys, raw_values = self._live.read_all()
+        keys, values = raw_keys.view(records.RANGE_KEY).reshape(-1), raw_values.view(records.LIVE_RANGE).reshape(-1)
+        pids = np.array(sorted(ended), np.int64)
+        times = np.array([ended[int(pid)] for pid in pids], np.int64)
+        position = np.minimum(np.searchsorted(pids, keys["pid"]), len(pids) - 1)
+        mine = (pids[position] == keys["pid"]) & (values["ts_ns"].astype(np.int64) < times[position])
+        if contexts is not None:
+            of_calls = np.isin(keys["space"], (records.SPACE_MEMORY, records.SPACE_ARRAY, records.SPACE_HANDLE))
+            mine &= of_calls & np.isin(values["context"], np.array(sorted(contexts), np.uint64))
+        for index in np.flatnonzero(mine):
+            self._live.delete(keys[index].tobytes())
+        mine &= keys["space"] != records.SPACE_MAPPED
+        keys, values, end_ns = keys[mine], values[mine], times[position[mine]]
+        of_maps = keys["space"] == records.SPACE_MAP_CALLS
+        synthetic = np.zeros(len(keys), records.CALL_RECORD)
+        for name in ("size_bytes", "requested_bytes", "context", "caller", "user_stack", "function"):
+            synthetic[name] = values[name]
+        synthetic["addr"], synthetic["pid"], synthetic["alloc_ts_ns"] = keys["addr"], keys["pid"], values["ts_ns"]
+        synthetic["enter_ns"] = synthetic["exit_ns"] = end_ns
+        synthetic["arg0"] = np.where(of_maps, values["context"] & 0xFFFFFFFF, values["call_id"])
+        synthetic["arg1"] = np.where(of_maps, values["context"] >> 32, keys["space"])
+        synthetic["cause"] = CAUSE_CODES[cause]
+        synthetic["type"] = np.where(of_maps, records.CALL_MAP_FREE, records.CALL_FREE)
+        map_rows = self.mappings.rows(synthetic[of_maps])
+        return pa.concat_tables([self._frees(synthetic[~of_maps]), self._map_events(map_rows)], promote_options="none")
+
+    def _calls_table(self, called: np.ndarray) -> pa.Table:
+        columns = {
+            "source_id": np.full(len(called), self._columns.source_id, np.int16),
+            **{name: called[name] for name in ("id", "parent_id", "pid", "tid", "enter_ns", "exit_ns", "result")},
+            **{name: called[name] for name in ("context", "addr", "size_bytes")},
+            "user_stack": self._stacks_of(called),
+        }
+        arrays = [
+            self._call_apis.array(called["function"])
+            if f.name == "api"
+            else pa.array(np.ascontiguousarray(columns[f.name]).astype(f.type.to_pandas_dtype()))
+            for f in CALLS
+        ]
+        return pa.Table.from_arrays(arrays, schema=CALLS)
+
+    def _launches_table(self, launched: np.ndarray) -> pa.Table:
+        """Launches: grid and block are packed in size_bytes, requested_bytes, arg0; the stream in context."""
+
+        def low(name: str) -> np.ndarray:
+            return (launched[name] & 0xFFFFFFFF).astype(np.int32)
+
+        def high(name: str) -> np.ndarray:
+            return (launched[name] >> np.uint64(32)).astype(np.int32)
+
+        triples = {
+            "grid": np.stack([low("size_bytes"), high("size_bytes"), low("requested_bytes")], axis=1),
+            "block": np.stack([high("requested_bytes"), low("arg0"), high("arg0")], axis=1),
+        }
+        offsets = np.arange(len(launched) + 1, dtype=np.int32) * 3
+        plain = {
+            "source_id": np.full(len(launched), self._columns.source_id, np.int16),
+            "id": launched["id"], "ts_ns": launched["enter_ns"], "pid": launched["pid"], "tid": launched["tid"],
+            "function": launched["addr"], "stream": launched["context"], "result": launched["result"],
+            "user_stack": self._stacks_of(launched),
+        }  # fmt: skip
+        arrays = []
+        for f in LAUNCHES:
+            if f.name == "api":
+                arrays.append(self._call_apis.array(launched["function"]))
+            elif f.name in triples:
+                arrays.append(pa.ListArray.from_arrays(pa.array(offsets), pa.array(triples[f.name].reshape(-1))))
+            else:
+                arrays.append(pa.array(np.ascontiguousarray(plain[f.name]).astype(f.type.to_pandas_dtype())))
+        return pa.Table.from_arrays(arrays, schema=LAUNCHES)

@@ -1,0 +1,104 @@
+"""Hot records (kernel objects and pages) → `mem_events`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from leakscope.record import records
+from leakscope.record.decode.columns import CAUSE_CODES, KIND_CODES, LAYER_CODES, EventColumns, distinct
+from leakscope.record.decode.sites import Sites
+from leakscope.record.symbols.interner import Interner
+
+_SLAB_GROWTH = ("allocate_slab", "new_slab", "alloc_slab_page", "___slab_alloc")
+"""Functions that allocate a slab's pages (mm/slub.c): a page below them backs objects counted already."""
+
+
+class KernelObjects:
+    """Decodes batches of MEM_RECORD. `exits` maps a PID to the time its exit began."""
+
+    def __init__(self, columns: EventColumns, sites: Sites, interner: Interner, exits: dict[int, int]) -> None:
+        self._columns = columns
+        self._sites = sites
+        self._interner = interner
+        self._exits = exits
+        self._page_kinds: dict[int, int] = {}
+
+    def table(self, batch: np.ndarray) -> pa.Table:
+        """`mem_events` rows of a batch of MEM_RECORD, in the order of the batch."""
+        sites = self._sites.rows(batch["site"])
+        kernel_stack, user_stack = self._stacks(batch, sites)
+        kind = sites["kind"].copy()
+        pages = kind == KIND_CODES["page"]
+        if pages.any():
+            kind[pages] = self._kinds_of_pages(kernel_stack[pages])
+        requested = np.where(batch["requested_bytes"] > 0, batch["requested_bytes"], sites["object_bytes"])
+        return self._columns.table(
+            len(batch),
+            ts_ns=batch["ts_ns"],
+            pid=batch["pid"],
+            tid=batch["tid"],
+            cpu=batch["cpu"],
+            op=batch["op"],
+            cause=self._causes(batch),
+            layer=LAYER_CODES["kernel"],
+            kind=kind,
+            api=sites["api"],
+            slab_cache=sites["slab_cache"],
+            addr=batch["addr"],
+            size_bytes=sites["size_bytes"],
+            requested_bytes=requested,
+            call_site=sites["call_site"],
+            kernel_stack=kernel_stack,
+            user_stack=user_stack,
+            weight=batch["weight"],
+            alloc_ts_ns=batch["alloc_ts_ns"],
+        )
+
+    def _causes(self, batch: np.ndarray) -> np.ndarray:
+        causes = batch["cause"].astype(np.int16)
+        if self._exits:
+            pids = np.fromiter(self._exits, np.int64, len(self._exits))
+            order = np.argsort(pids)
+            pids, times = pids[order], np.fromiter(self._exits.values(), np.int64, len(pids))[order]
+            position = np.minimum(np.searchsorted(pids, batch["pid"]), len(pids) - 1)
+            began = times[position]
+            ended = (pids[position] == batch["pid"]) & (batch["op"] == records.OP_FREE)
+            ended &= (batch["ts_ns"].astype(np.int64) >= began) & (batch["alloc_ts_ns"].astype(np.int64) < began)
+            causes[ended] = CAUSE_CODES["exit"]
+        return causes
+
+    def _stacks(self, batch: np.ndarray, sites: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        kernel_stack = sites["stack"].copy()
+        user_stack = np.zeros(len(batch), np.int32)
+        own = np.flatnonzero(batch["kernel_stack"] >= 0)
+        if len(own):
+            raw, group = np.unique(batch["kernel_stack"][own], return_inverse=True)
+            ids = np.array([self._interner.kernel_stack(int(i)) for i in raw], np.int32)
+            kernel_stack[own] = np.where(ids[group] > 0, ids[group], kernel_stack[own])
+        own = np.flatnonzero(batch["user_stack"] >= 0)
+        if len(own):
+            rows = batch[own]
+            first, group = distinct(rows["pid"], rows["user_stack"], rows["caller"])
+            allocated = np.where(rows["alloc_ts_ns"] > 0, rows["alloc_ts_ns"], rows["ts_ns"])
+            ids = np.array(
+                [
+                    self._interner.user_stack(
+                        int(rows["pid"][i]), int(rows["user_stack"][i]), int(rows["caller"][i]), int(allocated[i])
+                    )
+                    for i in first
+                ],
+                np.int32,
+            )
+            user_stack[own] = ids[group]
+        return kernel_stack, user_stack
+
+    def _kinds_of_pages(self, kernel_stacks: np.ndarray) -> np.ndarray:
+        """page_slab for pages that back slabs or whose stack was not taken (they cannot be told apart), else page."""
+        distinct_stacks, group = np.unique(kernel_stacks, return_inverse=True)
+        for stack in distinct_stacks.tolist():
+            if stack not in self._page_kinds:
+                functions = self._interner.functions(stack)
+                backs_slab = not functions or any(name in _SLAB_GROWTH for name in functions)
+                self._page_kinds[stack] = KIND_CODES["page_slab" if backs_slab else "page"]
+        return np.array([self._page_kinds[stack] for stack in distinct_stacks.tolist()], np.int16)[group]

@@ -1,0 +1,95 @@
+"""The kernel's allocation sites: what the site number in a hot record stands for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+from leakscope.record import records
+from leakscope.record.decode.columns import KIND_CODES, EventColumns
+from leakscope.record.kernel.bpf import Map
+from leakscope.record.symbols.interner import Interner
+
+KMALLOC_CACHE_MAX_BYTES = 8192
+"""Largest kmalloc size that a slab cache serves (KMALLOC_MAX_CACHE_SIZE, two pages); larger ones are pages."""
+
+SITE_ROW = np.dtype(
+    [
+        ("kind", "i2"), ("api", "i2"), ("slab_cache", "i2"), ("size_bytes", "i8"), ("object_bytes", "i8"),
+        ("call_site", "i4"), ("stack", "i4"),
+    ]
+)  # fmt: skip
+
+CacheOfAddress = Callable[[int], tuple[str, int] | None]
+
+
+class Sites:
+    """Site numbers → kind, api, slab cache, size and call site. Reads the `sites` map when it meets a new number."""
+
+    def __init__(
+        self, sites_map: Map, interner: Interner, columns: EventColumns, cache_of: CacheOfAddress, gfp_account: Callable[[], int]
+    ) -> None:
+        self._map = sites_map
+        self._interner = interner
+        self._columns = columns
+        self._cache_of = cache_of
+        self._gfp_account = functools.cache(gfp_account)
+        self._ids = np.empty(0, np.int64)
+        self._rows = np.empty(0, SITE_ROW)
+        self.caches_by_size_and_flags = 0  # kmalloc sites whose cache name is inferred, not asked for
+
+    def rows(self, site_ids: np.ndarray) -> np.ndarray:
+        """SITE_ROW of each site number; unknown numbers (lost with a full map) give kind kmalloc, size 0."""
+        wanted = np.unique(site_ids)
+        if not np.isin(wanted, self._ids, assume_unique=True).all():
+            self._read_new(set(wanted.tolist()) - set(self._ids.tolist()))
+        position = np.searchsorted(self._ids, site_ids)
+        return self._rows[np.minimum(position, len(self._rows) - 1)]
+
+    def _read_new(self, missing: set[int]) -> None:
+        keys, values = self._map.read_all()
+        site_keys = keys.view(records.SITE_KEY).reshape(-1)
+        infos = values.view(records.SITE_INFO).reshape(-1)
+        known = set(self._ids.tolist())
+        ids, rows = [], []
+        for key, info in zip(site_keys, infos, strict=True):
+            if int(info["id"]) not in known:
+                ids.append(int(info["id"]))
+                rows.append(self._describe(key, info))
+                missing.discard(int(info["id"]))
+        for number in missing:
+            ids.append(number)
+            rows.append((KIND_CODES["kmalloc"], 0, 0, 0, 0, 0, 0))
+        all_ids = np.concatenate([self._ids, np.array(ids, np.int64)])
+        all_rows = np.concatenate([self._rows, np.array(rows, SITE_ROW)])
+        order = np.argsort(all_ids)
+        self._ids, self._rows = all_ids[order], all_rows[order]
+
+    def _describe(self, key: np.void, info: np.void) -> tuple[int, ...]:
+        code = self._columns.slab_caches.code
+        frame = self._interner.kernel_frame(int(key["call_site"])) if key["call_site"] else 0
+        stack = self._interner.call_site_stack(frame)
+        size = int(info["size_bytes"])
+        if info["kind"] == records.SITE_PAGE:
+            api = self._columns.apis.code("mm_page_alloc")
+            return KIND_CODES["page"], api, code(""), size, size, frame, stack
+        if info["kind"] == records.SITE_SLAB:
+            api = self._columns.apis.code("kmem_cache_alloc")
+            name = bytes(info["cache"]).split(b"\0", 1)[0].decode("ascii", "replace")
+            return KIND_CODES["slab"], api, code(name), size, int(info["object_bytes"]), frame, stack
+        api = self._columns.apis.code("kmalloc")
+        name = self._kmalloc_cache(int(info["first_addr"]), size, int(key["what"]) >> 32)
+        return KIND_CODES["kmalloc"], api, code(name), size, 0, frame, stack
+
+    def _kmalloc_cache(self, address: int, size: int, gfp: int) -> str:
+        if size > KMALLOC_CACHE_MAX_BYTES:
+            return "kmalloc-large"
+        asked = self._cache_of(address)
+        # The object may be gone and its slab serve another cache by now: the size must agree.
+        if asked is not None and asked[1] == size:
+            return asked[0]
+        self.caches_by_size_and_flags += 1
+        prefix = "kmalloc-cg-" if gfp & self._gfp_account() else "kmalloc-"
+        return prefix + (f"{size // 1024}k" if size >= 1024 and size % 1024 == 0 else str(size))

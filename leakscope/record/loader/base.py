@@ -1,0 +1,101 @@
+"""What a loader takes and gives."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from typing import Protocol
+
+from leakscope.errors import NotCapableError
+from leakscope.record.kernel.bpf import Map
+from leakscope.record.kernel.btf import KernelTypes
+from leakscope.record.kernel.tracefs import field_offsets
+
+SCOPE_HOST, SCOPE_PROCESSES, SCOPE_CGROUP = 0, 1, 2
+STACK_POLICIES = {"none": 0, "sampled": 1, "all": 2}
+
+
+@dataclass
+class ProgramConfig:
+    """Constants compiled into the programs; each becomes ``CONFIG_<NAME>`` in the C source.
+
+    Sizes of maps bound the recorder's own memory: a live entry takes about 110 bytes, a stack bucket 1 KiB.
+    """
+
+    scope: int = SCOPE_PROCESSES
+    cgroup_id: int = 0
+    cgroup_level: int = 0
+    stacks: str = "sampled"
+    sample_first: int = 64  # stacks a site may take in a window on a CPU before sampling starts
+    sample_window_ns: int = 64_000_000
+    sample_one_in: int = 64  # power of two
+    mem_ring_bytes: int = 64 << 20
+    call_ring_bytes: int = 8 << 20
+    live_entries: int = 1 << 20
+    page_entries: int = 1 << 17
+    range_entries: int = 1 << 18
+    stack_entries: int = 1 << 14
+    site_entries: int = 1 << 14
+    with_maps: bool = True
+    with_functions: bool = False
+
+    def constants(self) -> dict[str, int]:
+        """All CONFIG_* values, the kernel's offsets included. Raises NotCapableError where BTF is missing."""
+        types = KernelTypes()
+        cpus = os.cpu_count() or 1
+        newtask = field_offsets("task", "task_newtask")
+        exit_fields = field_offsets("sched", "sched_process_exit")
+        rss = field_offsets("kmem", "rss_stat")
+        arguments = types.raw_tracepoint_arguments("kmem_cache_alloc")
+        if arguments is None:
+            raise NotCapableError(
+                "the kernel has no raw tracepoint kmem_cache_alloc in its type information, so slab objects cannot be "
+                "recorded; leakscope needs a kernel with BTF (CONFIG_DEBUG_INFO_BTF) and tracepoints"
+            )
+        return {
+            "SELF_TGID": os.getpid(),
+            "SCOPE": self.scope,
+            "CGROUP_ID": self.cgroup_id,
+            "CGROUP_LEVEL": self.cgroup_level,
+            "STACKS": STACK_POLICIES[self.stacks],
+            "SAMPLE_FIRST": self.sample_first,
+            "SAMPLE_WINDOW_NS": self.sample_window_ns,
+            "SAMPLE_ONE_IN": self.sample_one_in,
+            "MEM_RING_BYTES": self.mem_ring_bytes,
+            "CALL_RING_BYTES": self.call_ring_bytes,
+            "LIVE_ENTRIES": self.live_entries,
+            "LIVE_DELETE_ABOVE": self.live_entries * 3 // 4 // cpus,
+            "PAGE_ENTRIES": self.page_entries,
+            "RANGE_ENTRIES": self.range_entries,
+            "STACK_ENTRIES": self.stack_entries,
+            "SITE_ENTRIES": self.site_entries,
+            "PAGE_SIZE": mmap.PAGESIZE,
+            "WITH_MAPS": int(self.with_maps),
+            "WITH_FUNCTIONS": int(self.with_functions),
+            "SLAB_HAS_CACHE": int("kmem_cache" in arguments),
+            "CACHE_NAME": types.member_offset("kmem_cache", "name") or 0,
+            "CACHE_SIZE": types.member_offset("kmem_cache", "size") or 0,
+            "CACHE_OBJECT_SIZE": types.member_offset("kmem_cache", "object_size") or 0,
+            "NEWTASK_PID": newtask.get("pid", 8),
+            "NEWTASK_CLONE_FLAGS": newtask.get("clone_flags", 32),
+            "EXIT_GROUP_DEAD": exit_fields.get("group_dead", -1),
+            "RSS_CURR": rss.get("curr", 12),
+            "RSS_MEMBER": rss.get("member", 16),
+            "RSS_SIZE": rss.get("size", 24),
+        }
+
+
+class LoadedPrograms(Protocol):
+    """Programs and maps in the kernel."""
+
+    name: str
+
+    def program(self, function: str, kind: str) -> int:
+        """Descriptor of a loaded program; `kind` is raw_tracepoint, tracepoint or uprobe. NotCapableError if refused."""
+
+    def map(self, name: str) -> Map:
+        """A map by name."""
+
+    def close(self) -> None:
+        """Unload everything."""

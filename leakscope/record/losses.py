@@ -1,0 +1,79 @@
+"""What a recording knows to be missing: counters of the probes, as rows of the `losses` table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from leakscope.model.tables import LOSSES
+from leakscope.record.kernel.bpf import Map, program_facts
+from leakscope.record.records import COUNTERS
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One row of `losses`."""
+
+    probe: str
+    what: str
+    count: int
+    detail: str = ""
+
+
+_COUNTED = {
+    "mem_dropped": ("mem_ring", "ring_drop", "kernel object and page events lost to a full ring"),
+    "call_dropped": ("call_ring", "ring_drop", "call, map and process events lost to a full ring"),
+    "live_full": ("live maps", "live_map_full", "allocations whose frees cannot be matched"),
+    "live_busy": ("live maps", "live_map_busy", "allocations whose frees cannot be matched"),
+    "stack_collision": ("stack maps", "stack_miss", "stacks lost to a hash collision"),
+    "stack_fault": ("stack maps", "stack_miss", "kernel stacks that could not be walked"),
+    "site_full": ("sites", "live_map_full", "allocations not recorded: the map of sites is full"),
+    "call_map_full": ("calls in flight", "call_map_full", "calls not recorded"),
+    "page_user": ("on_mm_page_alloc", "page_user_not_streamed", "pages of user memory: in RSS samples, not events"),
+    "free_unmatched": ("frees", "address_only_free", "frees of objects older than the recording or out of its scope"),
+}
+
+
+class Counters:
+    """The per-CPU `counters` map."""
+
+    def __init__(self, counters: Map) -> None:
+        self._map = counters
+
+    def per_cpu(self, name: str) -> np.ndarray:
+        """One counter's value on each possible CPU."""
+        raw = self._map.lookup(COUNTERS.index(name).to_bytes(4, "little"))
+        return np.frombuffer(raw or b"", np.uint64)
+
+    def total(self, name: str) -> int:
+        """One counter summed over CPUs."""
+        return int(self.per_cpu(name).sum())
+
+    def losses(self) -> list[Loss]:
+        """A row for each counter of losses that is not zero; the detail names the CPUs of ring drops."""
+        found = []
+        for name, (probe, what, detail) in _COUNTED.items():
+            values = self.per_cpu(name)
+            if values.sum():
+                if what == "ring_drop":
+                    detail += "; by CPU: " + ", ".join(f"{cpu}: {n}" for cpu, n in enumerate(values) if n)
+                found.append(Loss(probe, what, int(values.sum()), detail))
+        return found
+
+
+def recursion_losses(programs: dict[str, int]) -> list[Loss]:
+    """Events skipped because they hit while the same program ran on that CPU (recursion_misses in fdinfo)."""
+    found = []
+    for program, fd in sorted(programs.items()):
+        misses = program_facts(fd).get("recursion_misses", 0)
+        if misses:
+            found.append(Loss(program, "recursion_miss", misses, "events nested in this program's own run"))
+    return found
+
+
+def losses_table(source_id: int, ts_ns: int, losses: list[Loss]) -> pa.Table:
+    """Rows of `losses`."""
+    rows = [{"source_id": source_id, "ts_ns": ts_ns, **vars(loss)} for loss in losses]
+    return pa.Table.from_pylist(rows, schema=LOSSES)

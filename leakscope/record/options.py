@@ -1,0 +1,32 @@
+"""What a recording is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class RecordOptions:
+    """Options of `leakscope record`; times in seconds, sizes in bytes."""
+
+    output: Path
+    pids: list[int] = field(default_factory=list)
+    cgroup: Path | None = None
+    command: list[str] = field(default_factory=list)
+    duration_s: float | None = None
+    force: bool = False
+    stacks: str = "sampled"
+    launches: bool = False
+    malloc: bool = False
+    libraries: list[Path] = field(default_factory=list)
+    interval_s: float = 1.0
+    flush_s: float = 1.0
+    ring_bytes: int = 64 << 20
+    live_entries: int = 1 << 20
+    loader: str = "auto"
+
+    @property
+    def everyone(self) -> bool:
+        """Whether the whole host is recorded."""
+        return not (self.pids or self.cgroup or self.command)

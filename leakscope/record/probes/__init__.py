@@ -1,0 +1,1 @@
+"""What to probe: tracepoints, and the functions of CUDA libraries and libc with what each does."""

@@ -1,0 +1,195 @@
+"""Finding the libraries of a target and attaching to their functions: one uprobe_multi link a library and direction."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from leakscope.record.kernel import bpf, perf
+from leakscope.record.kernel.bpf import Map
+from leakscope.record.loader import LoadedPrograms
+from leakscope.record.probes.functions import FUNCTIONS, LIBRARY_PATTERNS
+from leakscope.record.probes.tracepoints import Attachments
+from leakscope.record.symbols.elf import ElfFile
+
+ENTRY, RETURN = "on_function_entry", "on_function_return"
+
+
+def library_of(path: str) -> str | None:
+    """cuda, cudart or libc for a path with such a file name, else None."""
+    name = os.path.basename(path)
+    for library, pattern in LIBRARY_PATTERNS.items():
+        if re.match(pattern, name):
+            return library
+    return None
+
+
+class FunctionProbes:
+    """Attaches to libraries as they become known; each file (device, inode) once."""
+
+    def __init__(
+        self, programs: LoadedPrograms, attachments: Attachments, functions_map: Map, groups: Iterable[str]
+    ) -> None:
+        self._programs = programs
+        self._attachments = attachments
+        self._groups = set(groups)
+        self._seen: set[tuple[int, int]] = set()
+        self._multi = True
+        self.attached: dict[str, int] = {}  # path: functions
+        for index, probe in enumerate(FUNCTIONS):
+            functions_map.update(index.to_bytes(4, "little"), probe.spec(probe.group in self._groups))
+
+    def wants(self, path: str) -> bool:
+        """Whether a file's name is that of a library whose functions are to be probed."""
+        library = library_of(path)
+        return library is not None and any(p.library == library and p.group in self._groups for p in FUNCTIONS)
+
+    def attach(self, path: str, *, any_name: bool = False) -> int:
+        """Attach to the known functions of one file; the number attached (0 if done before, or none are there).
+
+        `path` may lead through /proc/PID/root. `any_name` looks for CUDA functions in a file of any name (a
+        statically linked runtime). Failures are noted, not raised.
+        """
+        try:
+            stat = os.stat(path)
+            if (stat.st_dev, stat.st_ino) in self._seen:
+                return 0
+            self._seen.add((stat.st_dev, stat.st_ino))
+            offsets = ElfFile(Path(path).read_bytes()).function_offsets()
+        except (OSError, ValueError) as error:
+            self._attachments.failed.append((f"uprobe:{path}", str(error)))
+            return 0
+        library = library_of(path)
+        wanted = [
+            (offsets[probe.api], index)
+            for index, probe in enumerate(FUNCTIONS)
+            if probe.group in self._groups
+            and probe.api in offsets
+            and (probe.library == library or (any_name and probe.library != "libc"))
+        ]
+        if not wanted:
+            return 0
+        # Returns first: a call that enters before its return is probed would stay open.
+        for at_return in (True, False):
+            try:
+                self._attach(path, wanted, at_return)
+            except OSError as error:
+                self._attachments.failed.append((f"uprobe:{path}", str(error.strerror)))
+                return 0
+        self.attached[path] = len(wanted)
+        self._attachments.names.append(f"uprobe:{path} ({len(wanted)} functions)")
+        return len(wanted)
+
+    def _attach(self, path: str, wanted: list[tuple[int, int]], at_return: bool) -> None:
+        program = RETURN if at_return else ENTRY
+        if self._multi:
+            fd = self._programs.program(program, "uprobe")
+            try:
+                link = bpf.link_uprobe_multi(
+                    fd, path, [offset for offset, _ in wanted], [index for _, index in wanted], at_return=at_return
+                )
+                self._attachments.programs[program] = fd
+                self._attachments.descriptors.append(link)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                    raise
+                self._multi = False  # before 6.6: single perf events
+        fd = self._programs.program(program, "uprobe_perf")
+        self._attachments.programs[program] = fd
+        for offset, index in wanted:
+            event = perf.open_uprobe(path, offset, at_return=at_return)
+            self._attachments.descriptors.append(event)
+            self._attachments.descriptors.append(bpf.link_perf_event(fd, event, index))
+
+
+def mapped_libraries(pid: int) -> list[str]:
+    """Files that a process has mapped, as paths that open from here (through /proc/PID/root)."""
+    try:
+        text = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
+    except OSError:
+        return []
+    paths = {line.split(None, 5)[5] for line in text.splitlines() if len(line.split(None, 5)) == 6}
+    return [f"/proc/{pid}/root{path}" for path in sorted(paths) if path.startswith("/")]
+
+
+def libraries_before_start(command: list[str], environment: dict[str, str]) -> list[str]:
+    """Libraries that a command is going to load, as far as can be told beforehand: its own needs and the loader's cache.
+
+    Reads the dynamic sections (never runs the program), LD_LIBRARY_PATH, run paths and `ldconfig -p`.
+    """
+    found: dict[str, None] = {}
+    directories = [d for d in environment.get("LD_LIBRARY_PATH", "").split(":") if d]
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            for entry in sorted(Path(directory).iterdir()):
+                if library_of(entry.name):
+                    found[str(entry.resolve())] = None
+    cache = _loader_cache()
+    for name, path in cache.items():
+        if library_of(name):
+            found[os.path.realpath(path)] = None
+    executable = _executable(command[0], environment)
+    queue, seen = ([executable] if executable else []), set[str]()
+    while queue:
+        path = queue.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        needed, run_paths = _dynamic(path)
+        for name in needed:
+            for directory in [*run_paths, *directories]:
+                candidate = os.path.realpath(os.path.join(directory, name))
+                if os.path.isfile(candidate):
+                    break
+            else:
+                candidate = os.path.realpath(cache.get(name, ""))
+            if os.path.isfile(candidate):
+                queue.append(candidate)
+                if library_of(name) or library_of(candidate):
+                    found[candidate] = None
+    return list(found)
+
+
+def _executable(name: str, environment: dict[str, str]) -> str | None:
+    import shutil
+
+    path = shutil.which(name, path=environment.get("PATH"))
+    return os.path.realpath(path) if path else None
+
+
+def _loader_cache() -> dict[str, str]:
+    try:
+        text = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return {}
+    return {
+        line.split()[0]: line.rsplit(" => ", 1)[1]
+        for line in reversed(text.splitlines())
+        if " => " in line and line.startswith("\t")
+    }
+
+
+def _dynamic(path: str) -> tuple[list[str], list[str]]:
+    """(needed libraries, run paths with $ORIGIN expanded) of an ELF file; empty for anything else."""
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
+
+    needed, run_paths = [], []
+    try:
+        with open(path, "rb") as file:
+            dynamic = ELFFile(file).get_section_by_name(".dynamic")
+            for tag in dynamic.iter_tags() if dynamic is not None else ():
+                if tag.entry.d_tag == "DT_NEEDED":
+                    needed.append(tag.needed)
+                elif tag.entry.d_tag in ("DT_RUNPATH", "DT_RPATH"):
+                    run_paths += str(getattr(tag, "runpath", None) or getattr(tag, "rpath", "")).split(":")
+    except (OSError, ELFError):
+        return [], []
+    origin = os.path.dirname(path)
+    return needed, [p.replace("$ORIGIN", origin).replace("${ORIGIN}", origin) for p in run_paths if p]

@@ -1,0 +1,86 @@
+"""The tracepoints of the kernel, map and process probes, and how they are attached."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from leakscope.record.kernel import bpf, perf
+from leakscope.record.kernel.tracefs import tracepoint_id
+from leakscope.record.loader import LoadedPrograms
+
+KERNEL_OBJECTS = {
+    "kmalloc": "on_kmalloc",
+    "kmem_cache_alloc": "on_kmem_cache_alloc",
+    "kfree": "on_kfree",
+    "kmem_cache_free": "on_kmem_cache_free",
+    "mm_page_alloc": "on_mm_page_alloc",
+    "mm_page_free": "on_mm_page_free",
+}
+"""Raw tracepoints: 15-50 ns an empty hit where classic ones take 100-190 ns, and fewer lost nested events."""
+
+OLD_NODE_VARIANTS = {"kmalloc_node": "on_kmalloc", "kmem_cache_alloc_node": "on_kmem_cache_alloc"}
+"""Before v6.1 (2c1d697fb8ba) NUMA-aware allocations had tracepoints of their own, with the same first arguments."""
+
+PROCESS_LIVES = {
+    ("task", "task_newtask"): "on_new_task",
+    ("sched", "sched_process_exit"): "on_process_exit",
+    ("sched", "sched_process_exec"): "on_process_exec",
+    ("kmem", "rss_stat"): "on_rss_stat",
+}
+
+MAP_CALLS = {
+    ("syscalls", f"sys_{when}_{call}"): ("on_exit_map_call" if when == "exit" else f"on_enter_{call}")
+    for when in ("exit", "enter")
+    for call in ("mmap", "munmap", "mremap", "brk", "madvise")
+}
+
+
+@dataclass
+class Attachments:
+    """What is attached: descriptors to close, names for the manifest, and what could not be attached and why."""
+
+    descriptors: list[int] = field(default_factory=list)
+    programs: dict[str, int] = field(default_factory=dict)  # program name: its descriptor, for its counters
+    names: list[str] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Detach everything, newest first."""
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+
+def attach_raw(programs: LoadedPrograms, attachments: Attachments, tracepoints: dict[str, str]) -> None:
+    """Attach raw tracepoints; one that is missing is noted in `failed`."""
+    for tracepoint, program in tracepoints.items():
+        try:
+            fd = programs.program(program, "raw_tracepoint")
+            attachments.descriptors.append(bpf.open_raw_tracepoint(fd, tracepoint))
+        except OSError as error:
+            attachments.failed.append((f"raw_tracepoint:{tracepoint}", str(error.strerror)))
+            continue
+        attachments.programs[program] = fd
+        attachments.names.append(f"raw_tracepoint:{tracepoint}")
+
+
+def attach_classic(
+    programs: LoadedPrograms, attachments: Attachments, tracepoints: dict[tuple[str, str], str]
+) -> None:
+    """Attach classic tracepoints through perf events; one that is missing is noted in `failed`."""
+    for (category, name), program in tracepoints.items():
+        label = f"tracepoint:{category}:{name}"
+        number = tracepoint_id(category, name)
+        if number is None:
+            attachments.failed.append((label, "this kernel has no such tracepoint"))
+            continue
+        try:
+            fd = programs.program(program, "tracepoint")
+            event = perf.open_tracepoint(number)
+            attachments.descriptors.append(event)
+            attachments.descriptors.append(bpf.link_perf_event(fd, event))
+        except OSError as error:
+            attachments.failed.append((label, str(error.strerror)))
+            continue
+        attachments.programs[program] = fd
+        attachments.names.append(label)

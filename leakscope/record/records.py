@@ -1,0 +1,61 @@
+"""numpy mirrors of bpf_programs/records.h and maps.h. Sizes are asserted against the C in tests."""
+
+from __future__ import annotations
+
+import numpy as np
+
+MEM_RECORD = np.dtype(
+    [
+        ("ts_ns", "<u8"), ("addr", "<u8"), ("alloc_ts_ns", "<u8"), ("caller", "<u8"),
+        ("pid", "<u4"), ("tid", "<u4"), ("user_stack", "<i4"), ("kernel_stack", "<i4"),
+        ("site", "<u4"), ("requested_bytes", "<u4"), ("cpu", "<u2"), ("op", "u1"), ("cause", "u1"), ("weight", "<u4"),
+    ]
+)  # fmt: skip
+"""64 bytes: one kernel object or page allocated or freed."""
+
+CALL_RECORD = np.dtype(
+    [
+        ("enter_ns", "<u8"), ("exit_ns", "<u8"), ("id", "<u8"), ("parent_id", "<u8"), ("addr", "<u8"),
+        ("size_bytes", "<u8"), ("requested_bytes", "<u8"), ("alloc_ts_ns", "<u8"), ("context", "<u8"),
+        ("caller", "<u8"), ("arg0", "<u8"), ("arg1", "<u8"), ("pid", "<u4"), ("tid", "<u4"), ("user_stack", "<i4"),
+        ("result", "<i4"), ("function", "<u4"), ("cpu", "<u2"), ("type", "u1"), ("flags", "u1"), ("cause", "u1"),
+        ("pad", "u1", (7,)),
+    ]
+)  # fmt: skip
+"""128 bytes: a call, a map call, the end of a range, or an event of a process's life."""
+
+SITE_KEY = np.dtype([("call_site", "<u8"), ("what", "<u8")])
+SITE_INFO = np.dtype(
+    [("id", "<u4"), ("kind", "<u4"), ("size_bytes", "<u4"), ("object_bytes", "<u4"), ("first_addr", "<u8"), ("cache", "S32")]
+)
+RANGE_KEY = np.dtype([("addr", "<u8"), ("pid", "<u4"), ("space", "<u4")])
+LIVE_RANGE = np.dtype(
+    [
+        ("ts_ns", "<u8"), ("size_bytes", "<u8"), ("requested_bytes", "<u8"), ("caller", "<u8"), ("context", "<u8"),
+        ("call_id", "<u8"), ("user_stack", "<i4"), ("function", "<u4"), ("references", "<u4"), ("released", "<u4"),
+    ]
+)  # fmt: skip
+RSS_KEY = np.dtype([("pid", "<u4"), ("member", "<u4")])
+RSS_VALUE = np.dtype([("last_bytes", "<u8"), ("peak_bytes", "<u8")])
+
+# enum mem_op, mem_cause
+OP_ALLOC, OP_FREE = 0, 1
+CAUSE_CALL, CAUSE_REUSE, CAUSE_CONTEXT, CAUSE_EXIT, CAUSE_EXEC = 0, 1, 2, 3, 4
+# enum site_kind
+SITE_KMALLOC, SITE_SLAB, SITE_PAGE = 0, 1, 2
+# enum call_type
+CALL_FUNCTION, CALL_FREE, CALL_MAP, CALL_MAP_FREE, CALL_EXIT, CALL_EXEC, CALL_LAUNCH = range(7)
+# enum call_flag
+CALL_NESTED, CALL_PARTIAL = 1, 2
+# enum map_call
+MAP_MMAP, MAP_MUNMAP, MAP_MREMAP, MAP_BRK, MAP_MADVISE = range(5)
+# enum space
+SPACE_MEMORY, SPACE_HANDLE, SPACE_MAPPED, SPACE_HEAP, SPACE_ARRAY, SPACE_MAP_CALLS = range(6)
+STACK_OVERFLOW_BIT = 1 << 30
+
+COUNTERS = (
+    "mem_produced", "mem_dropped", "call_produced", "call_dropped", "live_full", "live_busy", "stack_collision",
+    "stack_fault", "free_unmatched", "page_user", "site_full", "call_map_full", "live_inserted", "live_deleted",
+    "site_sequence", "call_sequence",
+)  # fmt: skip
+"""Rows of the `counters` map, in the order of enum counter."""

@@ -1,0 +1,177 @@
+"""From drained batches to parts on disk, in a thread of its own.
+
+Order matters: the side-band first (where files are mapped), then calls (which processes ended), then kernel objects
+(whose frees after an exit are marked), and on disk frames and stacks before the events that name them, so
+that a capture cut off at any moment resolves.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from leakscope.capture import CaptureWriter
+from leakscope.errors import LeakscopeError
+from leakscope.model.words import KINDS_NOT_ADDED
+from leakscope.record.decode.calls import Calls
+from leakscope.record.decode.kernel_objects import KernelObjects
+from leakscope.record.processes import Processes
+from leakscope.record.side_band import SideBandEvent
+from leakscope.record.symbols.address_space import AddressSpaces
+from leakscope.record.symbols.interner import Interner
+
+FORGET_AFTER_NS = 10_000_000_000
+"""How long an ended process's mappings are kept for events that are still on their way."""
+
+
+@dataclass
+class Batch:
+    """What was drained since the last batch. `ts_ns` is the time of the drain."""
+
+    ts_ns: int
+    side_band: list[SideBandEvent] = field(default_factory=list)
+    calls: list[np.ndarray] = field(default_factory=list)
+    objects: list[np.ndarray] = field(default_factory=list)
+    samples: list[pa.Table] = field(default_factory=list)
+
+
+@dataclass
+class Totals:
+    """Running figures for the status line and the summary."""
+
+    rows: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    live_bytes: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by layer
+    exit_freed_bytes: int = 0
+
+
+class Sink:
+    """Decodes and writes batches. A failure is kept in `error` and ends the recording; queued batches are dropped."""
+
+    def __init__(
+        self,
+        writer: CaptureWriter,
+        *,
+        spaces: AddressSpaces,
+        processes: Processes,
+        interner: Interner,
+        calls: Calls,
+        objects: KernelObjects,
+        on_map: Callable[[SideBandEvent], None],
+    ) -> None:
+        self._writer = writer
+        self._spaces = spaces
+        self._processes = processes
+        self._interner = interner
+        self._calls = calls
+        self._objects = objects
+        self._on_map = on_map
+        self._queue: queue.Queue[Batch | None] = queue.Queue(maxsize=8)
+        self._ended: dict[int, int] = {}
+        self.totals = Totals()
+        self.seen_pids: set[int] = set()
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="leakscope-sink", daemon=True)
+        self._thread.start()
+
+    def put(self, batch: Batch) -> None:
+        """Hand over a batch; waits while the disk is behind (the ring buffers meanwhile, then counts drops)."""
+        while self.error is None:
+            try:
+                self._queue.put(batch, timeout=0.2)
+                return
+            except queue.Full:
+                continue
+
+    def close(self) -> None:
+        """Write what is queued and end the thread."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (batch := self._queue.get()) is not None:
+            if self.error is not None:
+                continue
+            try:
+                self._process(batch)
+            except (LeakscopeError, OSError, ValueError, KeyError, IndexError, pa.ArrowException) as error:
+                self.error = error
+
+    def follow(self, events: list[SideBandEvent]) -> None:
+        """Apply side-band events to processes and address spaces."""
+        for event in events:
+            if event.kind == "fork":
+                if event.pid != event.other and self._processes.belongs(event.other):
+                    self._processes.forked(event.other, event.pid, event.ts_ns)
+                    self._spaces.fork(event.other, event.pid, event.ts_ns)
+            elif not self._processes.belongs(event.pid):
+                continue
+            elif event.kind == "map":
+                self._spaces.map(
+                    event.pid, event.ts_ns, event.start, event.end, event.file_offset, event.text, event.build_id
+                )
+                self._on_map(event)
+            elif event.kind == "exec":
+                self._spaces.start(event.pid, event.ts_ns)
+                self._processes.named(event.pid, event.text)
+            elif event.kind == "comm" and event.pid == event.tid:
+                self._processes.named(event.pid, event.text)
+
+    def _process(self, batch: Batch) -> None:
+        self.follow(batch.side_band)
+        tables: list[tuple[str, pa.Table]] = []
+        if batch.calls:
+            decoded = self._calls.decode(np.concatenate(batch.calls))
+            for pid, ts_ns in decoded.exits.items():
+                self._processes.ended(pid, ts_ns)
+                self._ended[pid] = ts_ns
+            tables += [("mem_events", table) for table in decoded.mem_events]
+            tables += [("calls", decoded.calls), ("launches", decoded.launches)]  # type: ignore[list-item]
+        if batch.objects:
+            tables.append(("mem_events", self._objects.table(np.concatenate(batch.objects))))
+        tables += [("samples", table) for table in batch.samples]
+        frames, stacks = self._interner.take_new_rows()
+        self._write("frames", frames)
+        self._write("stacks", stacks)
+        events = [table for name, table in tables if name == "mem_events"]
+        if events:
+            merged = _concatenate(events)
+            self._count(merged)
+            self._write("mem_events", merged)
+        for name in ("calls", "launches", "samples"):
+            parts = [table for kind, table in tables if kind == name and table is not None and table.num_rows]
+            if parts:
+                self._write(name, _concatenate(parts))
+        for pid in [pid for pid, ts_ns in self._ended.items() if ts_ns + FORGET_AFTER_NS < batch.ts_ns]:
+            del self._ended[pid]
+            self._spaces.forget(pid)
+
+    def _write(self, table: str, rows: pa.Table) -> None:
+        if rows.num_rows:
+            self._writer.write(table, rows)
+            self.totals.rows[table] += rows.num_rows
+
+    def _count(self, events: pa.Table) -> None:
+        sign = np.where(pc.equal(events["op"], "alloc").to_numpy(), 1, 0)
+        freed = pc.equal(events["op"], "free").to_numpy()
+        at_exit = pc.is_in(events["cause"], pa.array(["exit", "exec"])).to_numpy()
+        added = ~pc.is_in(events["kind"], pa.array(sorted(KINDS_NOT_ADDED))).to_numpy()
+        size = events["size_bytes"].to_numpy()
+        sign[freed & (events["alloc_ts_ns"].to_numpy() > 0) & ~at_exit] = -1
+        for layer in ("kernel", "host", "gpu"):
+            mine = added & pc.equal(events["layer"], layer).to_numpy()
+            self.totals.live_bytes[layer] += int((size * sign)[mine].sum())
+        self.totals.exit_freed_bytes += int(size[freed & at_exit & added].sum())
+        self.seen_pids.update(np.unique(events["pid"].to_numpy()).tolist())
+
+
+def _concatenate(tables: list[pa.Table]) -> pa.Table:
+    """One table; dictionaries of text columns are unified."""
+    return pa.concat_tables(tables).unify_dictionaries() if len(tables) > 1 else tables[0]

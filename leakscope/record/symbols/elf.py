@@ -1,0 +1,110 @@
+"""Function symbols, build id and segments of an ELF file, read with pyelftools and decoded in bulk by numpy."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+_SYMBOL_64 = np.dtype(
+    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
+)
+_STT_FUNC, _STT_GNU_IFUNC = 2, 10
+_PF_X = 1
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A loadable segment: virtual address, file offset, bytes in the file."""
+
+    address: int
+    offset: int
+    size_bytes: int
+    executable: bool
+
+
+class ElfFile:
+    """One ELF file, read once. Damaged files raise ValueError with what is wrong; 32-bit files are not supported."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        from elftools.common.exceptions import ELFError
+        from elftools.elf.elffile import ELFFile
+
+        try:
+            self._elf: Any = ELFFile(io.BytesIO(data))
+            if self._elf.elfclass != 64:
+                raise ValueError("32-bit ELF files are not supported")
+            self.segments = [
+                Segment(s["p_vaddr"], s["p_offset"], s["p_filesz"], bool(s["p_flags"] & _PF_X))
+                for s in self._elf.iter_segments()
+                if s["p_type"] == "PT_LOAD"
+            ]
+        except ELFError as error:
+            raise ValueError(f"not a usable ELF file: {error}") from error
+
+    @cached_property
+    def build_id(self) -> str:
+        """The GNU build id in hexadecimal, or ''."""
+        section = self._elf.get_section_by_name(".note.gnu.build-id")
+        if section is not None:
+            for note in section.iter_notes():
+                if note["n_type"] == "NT_GNU_BUILD_ID":
+                    return str(note["n_desc"])
+        return ""
+
+    @cached_property
+    def _functions(self) -> tuple[np.ndarray, np.ndarray, list[tuple[bytes, int]]]:
+        """(file offsets sorted, sizes, (string table, name offset) a symbol) of all function symbols."""
+        offsets: list[np.ndarray] = []
+        sizes: list[np.ndarray] = []
+        names: list[tuple[bytes, int]] = []
+        for section_name in (".symtab", ".dynsym"):
+            section = self._elf.get_section_by_name(section_name)
+            if section is None:
+                continue
+            strings: bytes = self._elf.get_section(section["sh_link"]).data()
+            table = np.frombuffer(section.data(), _SYMBOL_64)
+            kinds = table["info"] & 15
+            table = table[((kinds == _STT_FUNC) | (kinds == _STT_GNU_IFUNC)) & (table["section"] != 0)]
+            offsets.append(self._file_offsets(table["value"]))
+            sizes.append(table["size"].astype(np.int64))
+            names.extend((strings, int(name)) for name in table["name"])
+        if not offsets:
+            return np.empty(0, np.int64), np.empty(0, np.int64), []
+        all_offsets, all_sizes = np.concatenate(offsets), np.concatenate(sizes)
+        order = np.lexsort((all_sizes, all_offsets))
+        return all_offsets[order], all_sizes[order], [names[i] for i in order]
+
+    def _file_offsets(self, addresses: np.ndarray) -> np.ndarray:
+        result = addresses.astype(np.int64)
+        for segment in self.segments:
+            inside = (addresses >= segment.address) & (addresses < segment.address + segment.size_bytes)
+            result[inside] = addresses[inside].astype(np.int64) - segment.address + segment.offset
+        return result
+
+    def function_at(self, offset: int) -> str:
+        """Name of the function that covers a file offset, '' when none does."""
+        offsets, sizes, names = self._functions
+        index = int(np.searchsorted(offsets, offset, "right")) - 1
+        if index < 0:
+            return ""
+        start = offsets[index]
+        first = int(np.searchsorted(offsets, start, "left"))
+        # Size 0 marks hand-written assembly, which reaches to the next symbol.
+        candidates = [i for i in range(first, index + 1) if offset < start + sizes[i] or sizes[i] == 0]
+        found = [self._name(names[i]) for i in candidates]
+        # Of several names the public one: malloc rather than __libc_malloc.
+        return min(found, key=lambda name: (len(name) - len(name.lstrip("_")), len(name), name), default="")
+
+    def function_offsets(self) -> dict[str, int]:
+        """File offset of each exported or local function by name (symbol versions dropped)."""
+        offsets, _, names = self._functions
+        return {self._name(name): int(offset) for offset, name in zip(offsets, names, strict=True)}
+
+    @staticmethod
+    def _name(place: tuple[bytes, int]) -> str:
+        strings, start = place
+        return strings[start : strings.index(b"\0", start)].decode("utf-8", "replace")

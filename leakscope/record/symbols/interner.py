@@ -1,0 +1,146 @@
+"""Frames and stacks by id: what probes saw as addresses becomes rows of the `frames` and `stacks` tables.
+
+Identity of a frame is (kind, module, file offset), so that a stack is the same in two processes that map a library
+at different addresses.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from leakscope.model.tables import FRAMES, STACKS
+from leakscope.record.symbols.address_space import AddressSpaces
+from leakscope.record.symbols.kernel import KernelSymbols
+
+_PROBE_MACHINERY = ("__traceiter_", "__bpf_trace_", "bpf_trace_run", "bpf_get_stack", "bpf_prog_")
+MAX_DEPTH = 127
+
+RawStack = Callable[[int], bytes | None]
+"""Stack map id → the map's value: addresses as u64, innermost first, zero-padded; None when it is gone."""
+
+
+class Interner:
+    """Gives ids to frames and stacks, and keeps the rows that were not written yet. Id 0 means none."""
+
+    def __init__(self, kernel: KernelSymbols, spaces: AddressSpaces, raw_stack: RawStack) -> None:
+        self._kernel = kernel
+        self._spaces = spaces
+        self._raw_stack = raw_stack
+        self._frame_ids: dict[tuple[str, str, int], int] = {}
+        self._stack_ids: dict[tuple[int, ...], int] = {(): 0}
+        self._stack_frames: list[tuple[int, ...]] = [()]
+        self._functions: list[str] = [""]
+        self._kernel_stacks: dict[int, int] = {}
+        self._user_stacks: dict[tuple[int, int, int], int] = {}
+        self._new_frames: list[dict[str, object]] = []
+        self._new_stacks: list[dict[str, object]] = []
+        self.unresolved_frames = 0
+        self.missing_stacks = 0
+
+    def kernel_frame(self, address: int) -> int:
+        """Frame id of a kernel return address."""
+        key = ("kernel", "", address)
+        if key not in self._frame_ids:
+            # A return address points behind the call: look one byte back, so that a call at a function's end counts to it.
+            function, module, _ = self._kernel.lookup(address - 1)
+            self._add_frame(key, function, module or "kernel", "")
+        return self._frame_ids[key]
+
+    def kernel_stack(self, map_id: int) -> int:
+        """Stack id of a kernel stack without the frames of the probe itself."""
+        if map_id < 0:
+            return 0
+        if map_id not in self._kernel_stacks:
+            frames = [self.kernel_frame(address) for address in self._addresses(map_id)]
+            names = [self._kernel.lookup(address - 1)[0] for address in self._addresses(map_id)[:10]]
+            machinery = [i for i, name in enumerate(names) if name.startswith(_PROBE_MACHINERY)]
+            own = frames[machinery[-1] + 1 :] if machinery else frames
+            self._kernel_stacks[map_id] = self.stack(own[::-1])
+        return self._kernel_stacks[map_id]
+
+    def call_site_stack(self, frame: int) -> int:
+        """A stack of one frame: all that is known of an allocation whose stack was not taken."""
+        return self.stack((frame,)) if frame else 0
+
+    def user_stack(self, pid: int, map_id: int, caller: int, ts_ns: int) -> int:
+        """Stack id of a user stack; `caller` is inserted behind the innermost frame when it is code.
+
+        A frame-pointer walk that starts in a function without a frame (a system-call stub, any function at its
+        entry) skips that function's caller; the word at the stack pointer is its return address.
+        """
+        if map_id < 0:
+            return 0
+        key = (pid, map_id, caller)
+        if key not in self._user_stacks:
+            space = self._spaces.at(pid, ts_ns)
+            addresses = self._addresses(map_id)
+            if caller and space.find(caller) and caller not in addresses[:2]:
+                addresses.insert(1, caller)
+            frames = []
+            for depth, address in enumerate(addresses[:MAX_DEPTH]):
+                mapping = space.find(address)
+                if mapping is None:
+                    frames.append(self._user_frame("", address, None, 0))
+                else:
+                    offset = address - mapping.start + mapping.file_offset
+                    frames.append(self._user_frame(mapping.module.path, offset, mapping.module, int(depth > 0)))
+            self._user_stacks[key] = self.stack(frames[::-1])
+        return self._user_stacks[key]
+
+    def _user_frame(self, path: str, offset: int, module: object, back: int) -> int:
+        key = ("native", path, offset)
+        if key not in self._frame_ids:
+            if module is None:
+                self._add_frame(key, "", "", "")
+            else:
+                function = module.function_at(offset - back) or module.function_at(offset)  # type: ignore[attr-defined]
+                self._add_frame(key, function, path, module.build_id)  # type: ignore[attr-defined]
+        return self._frame_ids[key]
+
+    def _add_frame(self, key: tuple[str, str, int], function: str, module: str, build_id: str) -> None:
+        self._frame_ids[key] = len(self._frame_ids) + 1
+        self._functions.append(function)
+        self.unresolved_frames += not function
+        self._new_frames.append(
+            {
+                "id": self._frame_ids[key],
+                "function": function,
+                "file": "",
+                "line": 0,
+                "module": module,
+                "build_id": build_id,
+                "offset": key[2],
+                "kind": key[0],
+            }
+        )
+
+    def stack(self, frames: Sequence[int]) -> int:
+        """Stack id of frame ids, outermost first."""
+        key = tuple(frames)
+        if key not in self._stack_ids:
+            self._stack_ids[key] = len(self._stack_ids)
+            self._stack_frames.append(key)
+            self._new_stacks.append({"id": self._stack_ids[key], "frames": list(key)})
+        return self._stack_ids[key]
+
+    def functions(self, stack: int) -> list[str]:
+        """Function names of a stack, outermost first."""
+        return [self._functions[frame] for frame in self._stack_frames[stack]]
+
+    def _addresses(self, map_id: int) -> list[int]:
+        raw = self._raw_stack(map_id)
+        if raw is None:
+            self.missing_stacks += 1
+            return []
+        addresses = struct.unpack(f"={len(raw) // 8}Q", raw)
+        return list(addresses[: addresses.index(0)] if 0 in addresses else addresses)
+
+    def take_new_rows(self) -> tuple[pa.Table, pa.Table]:
+        """(frames, stacks) that were added since the last call."""
+        frames = pa.Table.from_pylist(self._new_frames, schema=FRAMES)
+        stacks = pa.Table.from_pylist(self._new_stacks, schema=STACKS)
+        self._new_frames, self._new_stacks = [], []
+        return frames, stacks

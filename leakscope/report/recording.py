@@ -1,0 +1,102 @@
+"""The recorder's own text: a live status line and the summary at the end. All of it goes to stderr."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from leakscope.record.recorder import Progress, Summary
+
+_QUIET_LOSSES = frozenset({"page_user_not_streamed", "address_only_free", "symbol_unresolved"})
+"""Losses that are limits of the method rather than of this recording: counted, told in one line."""
+
+
+def bytes_text(value: float) -> str:
+    """Bytes for people: 1.5 MiB."""
+    sign = "-" if value < 0 else ""
+    value = abs(value)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            break
+        value /= 1024
+    else:
+        unit = "TiB"
+    return f"{sign}{value:.0f} {unit}" if unit == "B" else f"{sign}{value:.1f} {unit}"
+
+
+def _layers(live_bytes: dict[str, int]) -> str:
+    return "  ".join(f"{layer} {bytes_text(live_bytes.get(layer, 0))}" for layer in ("kernel", "host", "gpu"))
+
+
+class StatusLine:
+    """One line that is rewritten on a terminal; silent in a pipe."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._live = stream.isatty()
+        self._shown = False
+
+    def __enter__(self) -> StatusLine:
+        return self
+
+    def update(self, progress: Progress) -> None:
+        """Show the latest figures."""
+        if not self._live:
+            return
+        clock = time.strftime("%H:%M:%S", time.gmtime(progress.elapsed_s))
+        text = (
+            f"recording {clock}  {progress.events_per_s:,.0f} events/s  live: {_layers(progress.live_bytes)}  "
+            f"lost {progress.dropped:,}  ring {progress.ring_fill:.0%}"
+        )
+        columns = os.get_terminal_size(self._stream.fileno()).columns or 80
+        self._stream.write("\r\x1b[K" + text[: columns - 1])
+        self._stream.flush()
+        self._shown = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shown:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+
+def render_summary(summary: Summary, stream: TextIO) -> None:
+    """What was recorded, what is live, what was lost, and the next command to type."""
+    reason = {"target": "the target ended", "duration": "the time was up", "signal": "interrupted"}[summary.ended_by]
+    events = summary.rows.get("mem_events", 0)
+    lines = [*(f"warning: {warning}" for warning in summary.warnings)]
+    lines.append(f"recorded {events:,} memory events in {summary.seconds:.1f} s ({reason}) into {summary.output}")
+    if summary.exit_status is not None:
+        how = f"exit status {summary.exit_status}" if summary.exit_status >= 0 else f"signal {-summary.exit_status}"
+        lines.append(f"the command ended with {how}")
+    lines.append(f"live at the end: {_layers(summary.live_bytes)}")
+    lines += summary.notes
+    lost = [loss for loss in summary.losses if loss.what not in _QUIET_LOSSES]
+    if lost:
+        lines.append("lost: " + "; ".join(f"{loss.count:,} {loss.what} ({loss.probe})" for loss in lost))
+    else:
+        lines.append("lost: nothing")
+    lines.append(f"next: leakscope attribute {shlex.quote(str(summary.output))}")
+    for line in lines:
+        stream.write(f"leakscope: {line}\n")
+    stream.flush()
+
+
+def summary_json(summary: Summary) -> dict[str, Any]:
+    """The summary as plain JSON types."""
+    return {
+        "capture": str(summary.output),
+        "ended_by": summary.ended_by,
+        "seconds": round(summary.seconds, 3),
+        "rows": summary.rows,
+        "live_bytes": summary.live_bytes,
+        "exit_status": summary.exit_status,
+        "losses": [vars(loss) for loss in summary.losses],
+        "warnings": summary.warnings,
+        "notes": summary.notes,
+    }

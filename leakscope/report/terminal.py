@@ -1,0 +1,245 @@
+"""The report on a terminal: the verdict in one sentence first, then what supports it, then what to do next.
+
+Everything that comes from a capture is untrusted text and is printed with its control characters escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from leakscope.model.results import Chain, ChainLink, Report, Row, Site, Verdict
+from leakscope.report.text import counted, exact, printable, rate, size
+
+_STYLES = {"leak": "bold red", "inconclusive": "bold yellow", "not_leak": "bold green"}
+_WORDS = {"leak": "LEAK", "inconclusive": "INCONCLUSIVE", "not_leak": "NO LEAK"}
+_MAX_FINDINGS = 5
+_MAX_HIDDEN = 5
+
+
+def print_report(console: Console, report: Report, top: int = 10) -> None:
+    """Print ``report``, with at most ``top`` sites besides those of the findings."""
+    _verdict(console, report)
+    _layers(console, report)
+    findings = [v for v in (report.verdict, *report.findings) if v.culprit]
+    chains = {chain.site: chain for chain in report.chains}
+    for number, finding in enumerate(findings[:_MAX_FINDINGS], 1):
+        _finding(console, number, finding, chains, report)
+    if len(findings) > _MAX_FINDINGS:
+        console.print(f"… and {len(findings) - _MAX_FINDINGS} more findings: --json has all", style="dim")
+    named = {site for finding in findings for site in (*finding.sites, *finding.consequences)}
+    _sites(console, [s for s in report.sites if s.id not in named and s.frees_visible and s.live_bytes], top)
+    _hidden(console, [s for s in report.sites if not s.frees_visible])
+    _rows(console, "losses", report.losses)
+    _reconciliation(console, report.reconciliation)
+    _next(console, report)
+
+
+def sentence(verdict: Verdict) -> str:
+    """The verdict in one sentence."""
+    frame = verdict.culprit.frame if verdict.culprit and verdict.culprit.frame else "unknown code"
+    if verdict.verdict == "not_leak" or not verdict.growth:
+        return f"{'; '.join(verdict.reasons) or verdict.kind} ({verdict.kind})"
+    what = "keeps" if verdict.verdict == "leak" else "may leak: it keeps"
+    return (
+        f"{frame} {what} {exact(verdict.kept_bytes)} of {verdict.layer} memory in "
+        f"{counted(verdict.kept_objects, 'object')}, growing by {rate(verdict.growth.bytes_per_s)} ({verdict.kind})"
+    )
+
+
+def _verdict(console: Console, report: Report) -> None:
+    verdict = report.verdict
+    line = Text(_WORDS[verdict.verdict], _STYLES[verdict.verdict])
+    line.append(f"  {printable(sentence(verdict))}", "bold")
+    others = sum(f.verdict == "leak" for f in report.findings)
+    if verdict.verdict == "leak" and others:
+        line.append(f"; {counted(others, 'more leak')} below")
+    console.print(line)
+    for input_ in report.inputs:
+        for problem in input_.get("problems", ()):
+            console.print(Text(f"  {printable(str(problem))}", "yellow"))
+
+
+def _layers(console: Console, report: Report) -> None:
+    if not report.layers:
+        return
+    table = _table("layer", ">kept at end", ">objects", ">growth", "95 % interval", ">allocated")
+    for layer in report.layers:
+        growth = layer.growth
+        interval = f"{size(growth.ci_low)} … {rate(growth.ci_high)}" if growth else ""
+        table.add_row(
+            layer.layer,
+            size(layer.live_bytes),
+            f"{layer.live_objects:,}",
+            rate(growth.bytes_per_s) if growth else "",
+            interval,
+            size(layer.allocated_bytes),
+        )
+    console.print()
+    console.print(table)
+
+
+def _finding(
+    console: Console, number: int, finding: Verdict, chains: dict[str, Chain], report: Report
+) -> None:
+    assert finding.culprit is not None
+    head = Text(f"{number}. {finding.layer}: ", _STYLES[finding.verdict])
+    head.append(printable(finding.culprit.frame or "unknown code"), "bold")
+    head.append(f"  {finding.kind}, confidence {finding.confidence:.2f}", "dim")
+    console.print()
+    console.print(head)
+    facts = [f"keeps {exact(finding.kept_bytes)} in {counted(finding.kept_objects, 'object')}"]
+    if growth := finding.growth:
+        interval = f"{size(growth.ci_low)} … {size(growth.ci_high)}"
+        facts.append(f"{rate(growth.bytes_per_s)} ({interval})")
+    if finding.leak_start_s is not None:
+        facts.append(f"since {finding.leak_start_s:.1f} s")
+    _indented(console, ", ".join(facts))
+    if finding.verdict != "leak":
+        _indented(console, "; ".join((*finding.reasons, *(f"missing: {m}" for m in finding.missing))))
+    elif finding.reasons:
+        _indented(console, finding.reasons[0])
+    if chain := chains.get(finding.sites[0] if finding.sites else ""):
+        _indented(console, " → ".join(_name(link) for link in _shortened(chain.links)), "cyan")
+    if len(finding.culprit.slab_caches) > 1:
+        _indented(console, f"slab caches: {', '.join(finding.culprit.slab_caches)}")
+    below = [link for site in finding.sites if site in chains for link in chains[site].detail]
+    if below:
+        parts = [
+            link.name
+            if link.what == "syscall"
+            else f"{link.name} {counted(link.count, 'object')}, {size(link.bytes)}"
+            for link in below[:4]
+        ]
+        _indented(console, f"kept in the kernel by these calls: {'; '.join(parts)}")
+    elif finding.consequences:
+        sites = [s for s in report.sites if s.id in finding.consequences]
+        kept = sum(site.live_bytes for site in sites)
+        caches = ", ".join(dict.fromkeys(site.slab_cache or site.kind for site in sites))
+        _indented(console, f"with it, in the kernel: {size(kept)} ({caches})")
+
+
+def _shortened(links: Sequence[ChainLink], frames: int = 3) -> list[ChainLink]:
+    """The chain with only the innermost application frames."""
+    lead = next((i for i, link in enumerate(links) if link.what != "frame"), len(links))
+    return list(links[max(0, lead - frames) :])
+
+
+def _name(link: ChainLink) -> str:
+    if link.what in ("slab_cache", "kind", "map", "device"):
+        return f"{link.name} {size(link.bytes)}"
+    return f"{link.name}()" if link.what == "call" else link.name
+
+
+def _sites(console: Console, sites: Sequence[Site], top: int) -> None:
+    if not sites or top <= 0:
+        return
+    table = _table("other sites", "layer", "kind", ">kept", ">objects", ">share", ">growth")
+    for site in sites[:top]:
+        mark = "~" if site.stack_sampled else ""
+        name = site.culprit_frame or site.slab_cache or site.kind
+        table.add_row(
+            printable(name),
+            site.layer,
+            printable(site.slab_cache or site.kind),
+            mark + size(site.live_bytes),
+            f"{site.live_objects:,}",
+            f"{site.kept_share:.0%}",
+            rate(site.growth.bytes_per_s) if site.growth else "",
+        )
+    console.print()
+    console.print(table)
+    notes = []
+    if any(site.stack_sampled for site in sites[:top]):
+        notes.append("~ apportioned by sampled stacks")
+    if len(sites) > top:
+        notes.append(f"{len(sites) - top:,} more with --top or --json")
+    if notes:
+        console.print("; ".join(notes), style="dim")
+
+
+def _hidden(console: Console, sites: Sequence[Site]) -> None:
+    if not sites:
+        return
+    console.print()
+    console.print("frees not visible (freed without a trace, so never a finding):", style="dim")
+    for site in sites[:_MAX_HIDDEN]:
+        where = site.culprit_frame or site.kind
+        _indented(
+            console,
+            f"{site.slab_cache or site.kind}: {counted(site.allocated_objects, 'allocation')} by {where}",
+            "dim",
+        )
+    if len(sites) > _MAX_HIDDEN:
+        _indented(console, f"… and {counted(len(sites) - _MAX_HIDDEN, 'more site')}", "dim")
+
+
+def _rows(console: Console, title: str, rows: Sequence[Row]) -> None:
+    console.print()
+    if not rows:
+        console.print(f"{title}: none", style="dim")
+        return
+    console.print(f"{title}:")
+    for row in rows:
+        value = "?" if row.value is None else f"{row.value:,}"
+        detail = f" ({row.detail})" if row.detail else ""
+        _indented(console, f"{row.source}: {row.what} {value}{detail}")
+
+
+def _reconciliation(console: Console, rows: Sequence[Row]) -> None:
+    if not rows:
+        return
+    table = _table("reconciliation", ">counter", ">events", ">unexplained")
+    missing = [row.what for row in rows if row.value is None]
+    for index, row in enumerate(rows):
+        if row.value is not None and index + 2 < len(rows) and rows[index + 2].what == "unexplained":
+            kept, unexplained = rows[index + 1], rows[index + 2]
+            values = (row.value, kept.value or 0, unexplained.value or 0)
+            table.add_row(printable(f"{row.source}: {row.what}"), *(size(value) for value in values))
+    console.print()
+    if table.row_count:
+        console.print(table)
+    for what in missing:
+        console.print(Text(printable(what), "yellow"))
+
+
+def _next(console: Console, report: Report) -> None:
+    paths = [str(input_.get("path", "")) for input_ in report.inputs]
+    path = next(iter(paths), "CAPTURE")
+    hints = [f"leakscope attribute {path} --json     every site, chain and number"]
+    if report.verdict.verdict == "inconclusive":
+        hints.insert(0, "record longer, or with a larger buffer where events were lost")
+    hints.append(f'leakscope query {path} "SELECT * FROM mem_events LIMIT 10"')
+    console.print()
+    for hint in hints:
+        console.print(Text(f"next: {printable(hint)}", "dim"), soft_wrap=True)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, column in enumerate(columns):
+        right = column.startswith(">")
+        table.add_column(
+            column.removeprefix(">"),
+            justify="right" if right else "left",
+            no_wrap=right,
+            overflow="ellipsis" if right else "fold",
+            ratio=1 if index == 0 and len(columns) > 4 else None,
+        )
+    return table
+
+
+def _indented(console: Console, text: str, style: str = "") -> None:
+    console.print(Padding(Text(printable(text), style), (0, 0, 0, 3), expand=False))
+
+
+def plain_lines(report: Report, width: int, top: int = 10) -> Iterable[str]:
+    """The report as lines of plain text ``width`` columns wide."""
+    console = Console(width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    with console.capture() as captured:
+        print_report(console, report, top)
+    return [line.rstrip() for line in captured.get().splitlines()]
