@@ -58,4 +58,5 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 /* Layouts of syscall tracepoints (include/trace/events/syscalls.h): common 8 bytes, number, arguments. */
 #define SYSCALL_ARG_OFFSET(n) (16 + 8 * (n))
+#define SYSCALL_NUMBER_OFFSET 8
 #define SYSCALL_RETURN_OFFSET 16

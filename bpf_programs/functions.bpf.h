@@ -38,6 +38,7 @@ enum size_how {
 	SIZE_RUNTIME_ARRAY = 6,    /* cudaChannelFormatDesc at args[1], width args[2], height args[3] */
 	SIZE_RUNTIME_ARRAY_3D = 7, /* cudaChannelFormatDesc at args[1], cudaExtent by value on the stack */
 	SIZE_PITCHED_PTR = 8,      /* cudaPitchedPtr at args[0], cudaExtent by value on the stack */
+	SIZE_MIPMAPPED = 9,        /* CUDA_ARRAY3D_DESCRIPTOR at args[1], args[2] levels */
 };
 
 enum addr_how { ADDR_NONE = 0, ADDR_OUT = 1, ADDR_RETURN = 2, ADDR_ARG = 3 };
@@ -87,6 +88,29 @@ static inline u64 runtime_element_bytes(u64 description)
 	return ((u64)bits[0] + bits[1] + bits[2] + bits[3]) / 8;
 }
 
+static inline u64 halved(u64 extent)
+{
+	return extent > 1 ? extent / 2 : extent;
+}
+
+/* Texels of all levels: each level halves every extent, down to 1 (cuMipmappedArrayCreate). */
+static inline u64 mipmapped_texels(u64 width, u64 height, u64 depth, u64 levels)
+{
+	u64 texels = 0;
+	int level;
+
+#pragma clang loop unroll(disable)
+	for (level = 0; level < 16; level++) {
+		if (level >= levels)
+			break;
+		texels += width * height * depth;
+		width = halved(width);
+		height = halved(height);
+		depth = halved(depth);
+	}
+	return texels;
+}
+
 static inline void measure(struct function_spec *spec, struct call_in_flight *call, u64 *size, u64 *requested)
 {
 	u64 *args = call->args;
@@ -108,6 +132,11 @@ static inline void measure(struct function_spec *spec, struct call_in_flight *ca
 		bpf_probe_read_user(tail, sizeof(tail), (void *)(args[1] + 24));
 		*requested = user_u64(args[1]) * at_least_one(user_u64(args[1] + 8)) *
 			at_least_one(user_u64(args[1] + 16)) * format_bytes(tail[0]) * tail[1];
+	} else if (spec->size_how == SIZE_MIPMAPPED) {
+		bpf_probe_read_user(tail, sizeof(tail), (void *)(args[1] + 24));
+		*requested = format_bytes(tail[0]) * tail[1] *
+			mipmapped_texels(user_u64(args[1]), at_least_one(user_u64(args[1] + 8)),
+					 at_least_one(user_u64(args[1] + 16)), args[2]);
 	} else if (spec->size_how == SIZE_RUNTIME_ARRAY) {
 		*requested = args[2] * at_least_one(args[3]) * runtime_element_bytes(args[1]);
 	} else if (spec->size_how == SIZE_RUNTIME_ARRAY_3D) {
@@ -246,13 +275,8 @@ static inline void begin_range(struct range_key *key, struct live_range *range)
 		count(COUNT_LIVE_FULL);
 }
 
-/* VMM: physical memory lives until its handle is released and its last mapping is gone (cuMemRelease). */
-static inline void drop_handle_if_dead(struct range_key *key, struct live_range *handle, u64 now, u64 call_id)
-{
-	if (handle->released && !handle->references)
-		end_range(key, handle, now, call_id, CAUSE_CALL);
-}
-
+/* VMM: physical memory lives until its handle is released and its last mapping is gone (cuMemRelease).
+ * Follows both and ends every handle that a call leaves without either. */
 static inline void track_handles(struct function_spec *spec, struct call_in_flight *call, u32 tgid, u64 now)
 {
 	struct range_key handle = {};
@@ -260,61 +284,62 @@ static inline void track_handles(struct function_spec *spec, struct call_in_flig
 	struct live_range mapping = {};
 	struct live_range *known;
 	struct live_range *old;
+	u64 addr = call->args[0];
+	u64 end = addr + call->args[1];
 	int i;
 
 	handle.pid = tgid;
 	handle.space = SPACE_HANDLE;
 	mapped.pid = tgid;
 	mapped.space = SPACE_MAPPED;
+	mapped.addr = addr;
 	if (spec->role == ROLE_HANDLE_MAP) {
 		handle.addr = call->args[3];
 		known = bpf_map_lookup_elem(&live_ranges, &handle);
 		if (!known)
 			return;
 		known->references += 1;
-		mapped.addr = call->args[0];
 		mapping.ts_ns = now;
 		mapping.size_bytes = call->args[1];
 		mapping.context = handle.addr;
 		if (bpf_map_update_elem(&live_ranges, &mapped, &mapping, BPF_ANY))
 			count(COUNT_LIVE_FULL);
-	} else if (spec->role == ROLE_HANDLE_UNMAP) {
-		u64 addr = call->args[0];
-		u64 end = addr + call->args[1];
-
-#pragma unroll
-		for (i = 0; i < 16; i++) { /* one cuMemUnmap may end several adjacent mappings */
-			if (addr >= end)
-				break;
-			mapped.addr = addr;
-			old = bpf_map_lookup_elem(&live_ranges, &mapped);
-			if (!old || !old->size_bytes)
-				break;
-			handle.addr = old->context;
-			addr += old->size_bytes;
-			bpf_map_delete_elem(&live_ranges, &mapped);
-			known = bpf_map_lookup_elem(&live_ranges, &handle);
-			if (known && known->references) {
-				known->references -= 1;
-				drop_handle_if_dead(&handle, known, now, call->id);
-			}
-		}
-	} else if (spec->role == ROLE_HANDLE_RELEASE) {
-		handle.addr = call->args[0];
-		known = bpf_map_lookup_elem(&live_ranges, &handle);
-		if (!known)
-			return;
-		if (known->references >> 16) { /* extra references of cuMemRetainAllocationHandle */
-			known->references -= 1 << 16;
-		} else {
-			known->released = 1;
-			drop_handle_if_dead(&handle, known, now, call->id);
-		}
-	} else if (spec->role == ROLE_HANDLE_RETAIN) {
+		return;
+	}
+	if (spec->role == ROLE_HANDLE_RETAIN) {
 		handle.addr = user_u64(call->args[0]);
 		known = bpf_map_lookup_elem(&live_ranges, &handle);
 		if (known)
 			known->references += 1 << 16;
+		return;
+	}
+#pragma clang loop unroll(disable)
+	for (i = 0; i < 64; i++) { /* one cuMemUnmap may end several adjacent mappings; a release ends one handle */
+		handle.addr = addr;
+		if (spec->role == ROLE_HANDLE_UNMAP) {
+			mapped.addr = addr;
+			old = bpf_map_lookup_elem(&live_ranges, &mapped);
+			if (!old || !old->size_bytes)
+				return;
+			handle.addr = old->context;
+			addr += old->size_bytes;
+			bpf_map_delete_elem(&live_ranges, &mapped);
+		}
+		known = bpf_map_lookup_elem(&live_ranges, &handle);
+		if (known) {
+			if (spec->role == ROLE_HANDLE_UNMAP) {
+				if (known->references & 0xffff)
+					known->references -= 1;
+			} else if (known->references >> 16) {
+				known->references -= 1 << 16;
+			} else {
+				known->released = 1;
+			}
+			if (known->released && !known->references)
+				end_range(&handle, known, now, call->id, CAUSE_CALL);
+		}
+		if (spec->role != ROLE_HANDLE_UNMAP || addr >= end)
+			return;
 	}
 }
 
@@ -343,7 +368,7 @@ static inline void track_context(struct function_spec *spec, struct call_in_flig
 	}
 }
 
-static inline void send_call(struct function_spec *spec, struct call_in_flight *call, struct call_record *values)
+static inline void send_call(struct call_in_flight *call, struct call_record *values)
 {
 	struct call_record *record = reserve_call();
 
@@ -437,10 +462,7 @@ int on_function_return(struct pt_regs *ctx)
 			values.arg0 = call.args[3] >> 32 | call.args[4] << 32;
 			values.context = call.args[7];
 		}
-		send_call(spec, &call, &values);
-		return 0;
-	}
-	if (spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC) {
+	} else if (spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC) {
 		measure(spec, &call, &values.size_bytes, &values.requested_bytes);
 		if (ok) {
 			if (spec->addr_how == ADDR_OUT)
@@ -462,7 +484,7 @@ int on_function_return(struct pt_regs *ctx)
 		values.addr = call.args[0];
 	}
 	if (spec->log_call || (spec->role == ROLE_ALLOC && !call.nested) || spec->role == ROLE_REALLOC)
-		send_call(spec, &call, &values);
+		send_call(&call, &values);
 	if (!ok)
 		return 0;
 

@@ -92,23 +92,6 @@ static inline void send_mapping_end(struct range_key *key, struct live_range *ra
 	submit_call(record);
 }
 
-/* 1 when [addr, addr + size) is exactly one known mapping, which then ends here. */
-static inline int end_exact_mapping(u64 addr, u64 size, u64 now)
-{
-	struct range_key key = {};
-	struct live_range *known;
-
-	key.addr = addr;
-	key.pid = current_tgid();
-	key.space = SPACE_MAP_CALLS;
-	known = bpf_map_lookup_elem(&live_ranges, &key);
-	if (!known || known->size_bytes != size)
-		return 0;
-	send_mapping_end(&key, known, now, CAUSE_CALL);
-	bpf_map_delete_elem(&live_ranges, &key);
-	return 1;
-}
-
 static inline void begin_mapping(struct map_call_in_flight *in, u64 addr, u64 size, u64 requested, u64 flags_prot, u64 now)
 {
 	struct range_key key = {};
@@ -137,12 +120,18 @@ static inline int map_exit(void *ctx)
 	struct map_call_in_flight in = {};
 	struct map_call_in_flight *in_flight;
 	struct call_record values = {};
+	struct range_key old_key = {};
+	struct live_range *old;
 	u32 tid = (u32)bpf_get_current_pid_tgid();
 	u32 tgid = current_tgid();
 	s64 returned = 0;
-	u64 now;
 	u64 before;
 	u64 *known_break;
+	u64 old_addr = 0;
+	u64 old_size = 0;    /* not 0: this range ends */
+	u64 flags_prot = 0x22 | 3ULL << 32; /* of a remapping whose old mapping is not known: anonymous, read-write */
+	int begins = 0;
+	int ended = 0;
 	int failed;
 
 	in_flight = bpf_map_lookup_elem(&map_calls_in_flight, &tid);
@@ -151,55 +140,32 @@ static inline int map_exit(void *ctx)
 	in = *in_flight;
 	bpf_map_delete_elem(&map_calls_in_flight, &tid);
 	TRACEPOINT_FIELD(returned, ctx, SYSCALL_RETURN_OFFSET);
-	now = bpf_ktime_get_ns();
 	failed = returned < 0 && returned > -4096;
-	values.exit_ns = now;
+	values.exit_ns = bpf_ktime_get_ns();
 	values.result = failed ? (s32)returned : 0;
 
 	if (in.call == MAP_MMAP) { /* (addr, length, prot, flags, fd) */
-		values.addr = failed ? 0 : returned;
 		values.size_bytes = whole_pages(in.args[1]);
 		values.requested_bytes = in.args[1];
 		values.arg0 = in.args[3];
 		values.arg1 = in.args[2];
-		if (!failed) {
-			if (in.args[3] & MAP_FIXED_FLAG)
-				values.flags = CALL_PARTIAL;
-			send_map_call(&in, &values);
-			begin_mapping(&in, returned, values.size_bytes, in.args[1], (u32)in.args[3] | in.args[2] << 32, now);
-			return 0;
-		}
+		if (in.args[3] & MAP_FIXED_FLAG)
+			values.flags = CALL_PARTIAL;
+		flags_prot = (u32)in.args[3] | in.args[2] << 32;
+		begins = 1;
 	} else if (in.call == MAP_MUNMAP) { /* (addr, length) */
 		values.addr = in.args[0];
 		values.size_bytes = whole_pages(in.args[1]);
-		if (!failed && !end_exact_mapping(in.args[0], values.size_bytes, now))
-			values.flags = CALL_PARTIAL;
-		else if (!failed)
-			return 0;
+		old_addr = in.args[0];
+		old_size = values.size_bytes;
 	} else if (in.call == MAP_MREMAP) { /* (old, old length, new length, flags, new) */
-		struct range_key key = {};
-		struct live_range *old;
-		u64 flags_prot = 0x22 | 3ULL << 32; /* unless the old mapping is known: private, anonymous, read-write */
-
-		values.addr = failed ? 0 : returned;
 		values.size_bytes = whole_pages(in.args[2]);
 		values.requested_bytes = in.args[2];
 		values.arg0 = in.args[0];
 		values.arg1 = whole_pages(in.args[1]);
-		if (!failed) {
-			key.addr = in.args[0];
-			key.pid = tgid;
-			key.space = SPACE_MAP_CALLS;
-			old = bpf_map_lookup_elem(&live_ranges, &key);
-			if (old)
-				flags_prot = old->context;
-			if (!end_exact_mapping(in.args[0], whole_pages(in.args[1]), now))
-				values.flags = CALL_PARTIAL;
-			values.context = flags_prot;
-			send_map_call(&in, &values);
-			begin_mapping(&in, returned, values.size_bytes, in.args[2], flags_prot, now);
-			return 0;
-		}
+		old_addr = in.args[0];
+		old_size = values.arg1;
+		begins = 1;
 	} else if (in.call == MAP_BRK) { /* (new break): returns the break that holds now */
 		known_break = bpf_map_lookup_elem(&breaks, &tgid);
 		before = known_break ? *known_break : 0;
@@ -213,38 +179,43 @@ static inline int map_exit(void *ctx)
 		values.size_bytes = whole_pages(in.args[1]);
 		values.arg0 = in.args[2];
 	}
+
+	if (old_size && !failed) {
+		old_key.addr = old_addr;
+		old_key.pid = tgid;
+		old_key.space = SPACE_MAP_CALLS;
+		old = bpf_map_lookup_elem(&live_ranges, &old_key);
+		if (old) {
+			flags_prot = old->context;
+			if (old->size_bytes == old_size) {
+				send_mapping_end(&old_key, old, values.exit_ns, CAUSE_CALL);
+				bpf_map_delete_elem(&live_ranges, &old_key);
+				ended = 1;
+			}
+		}
+		if (ended && !begins)
+			return 0; /* the whole story of an exact munmap */
+		if (!ended)
+			values.flags = CALL_PARTIAL;
+	}
+	if (begins)
+		values.addr = failed ? 0 : returned;
+	values.context = flags_prot;
 	send_map_call(&in, &values);
+	if (begins && !failed)
+		begin_mapping(&in, returned, values.size_bytes, values.requested_bytes, flags_prot, values.exit_ns);
 	return 0;
 }
 
+/* One program for all five: the number of the system call stands in the tracepoint (struct trace_event_raw_sys_enter). */
 PROGRAM("tracepoint/syscalls/sys_enter_mmap")
-int on_enter_mmap(void *ctx)
+int on_enter_map_call(void *ctx)
 {
-	return map_enter(ctx, MAP_MMAP);
-}
+	u32 number = 0; /* an int; the four bytes behind it are not cleared */
 
-PROGRAM("tracepoint/syscalls/sys_enter_munmap")
-int on_enter_munmap(void *ctx)
-{
-	return map_enter(ctx, MAP_MUNMAP);
-}
-
-PROGRAM("tracepoint/syscalls/sys_enter_mremap")
-int on_enter_mremap(void *ctx)
-{
-	return map_enter(ctx, MAP_MREMAP);
-}
-
-PROGRAM("tracepoint/syscalls/sys_enter_brk")
-int on_enter_brk(void *ctx)
-{
-	return map_enter(ctx, MAP_BRK);
-}
-
-PROGRAM("tracepoint/syscalls/sys_enter_madvise")
-int on_enter_madvise(void *ctx)
-{
-	return map_enter(ctx, MAP_MADVISE);
+	TRACEPOINT_FIELD(number, ctx, SYSCALL_NUMBER_OFFSET);
+	return map_enter(ctx, number == CONFIG_NR_MMAP ? MAP_MMAP : number == CONFIG_NR_MUNMAP ? MAP_MUNMAP :
+			 number == CONFIG_NR_MREMAP ? MAP_MREMAP : number == CONFIG_NR_BRK ? MAP_BRK : MAP_MADVISE);
 }
 
 PROGRAM("tracepoint/syscalls/sys_exit_mmap")

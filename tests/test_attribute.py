@@ -271,9 +271,9 @@ def test_sampled_stacks_share_the_rest_of_their_call_site_exactly(tmp_path: Path
     two, one, none = (site_of(report, f) for f in ("leaks_two_thirds", "leaks_a_third", "healthy"))
     assert (two.live_bytes, one.live_bytes, none.live_bytes) == (4000 + 40_067, 2000 + 20_033, 0)
     assert (two.live_objects, one.live_objects, none.live_objects) == (40 + 401, 20 + 200, 0)
-    # and the allocations 4 : 2 : 1 over the 631 of the pool
-    allocated = [site.allocated_objects for site in (two, one, none)]
-    assert allocated == [40 + 361, 20 + 180, 10 + 90] and sum(allocated) == 70 + 631
+    # and the 30 that were freed to the stack whose sampled allocations were
+    assert [site.allocated_objects for site in (two, one, none)] == [441, 220, 10 + 30]
+    assert (two.kept_share, none.kept_share, none.free_seen_share) == (1.0, 0.0, 1.0)
     assert two.stack_sampled and two.standard_error_bytes == pytest.approx(60_100 * (2 / 9 / 60) ** 0.5)
     assert sum(t.live_bytes for t in report.layers) == 66_100
     assert frames(report) == [("kernel", "leaks_two_thirds"), ("kernel", "leaks_a_third")]

@@ -7,7 +7,7 @@ import pandas as pd
 from leakscope.correlate.nesting import Nesting
 from leakscope.correlate.sites import folded_cache
 from leakscope.correlate.stacks import Frame, Stacks
-from leakscope.correlate.wrappers import entry_of
+from leakscope.correlate.wrappers import allocating, entry_of
 from leakscope.model.results import Chain, ChainLink, Site
 
 MIN_NESTED_SHARE = 0.5
@@ -42,8 +42,8 @@ def build_chain(site: Site, row: pd.Series, stacks: Stacks, nested: Nesting) -> 
         links.append(link("syscall", entry))
     elif site.layer == "host" and not calls:
         links.append(link("syscall", site.api, "event", 1.0))
-    if kernel:
-        links.append(link("frame", kernel[-1].text))
+    if caller := allocating(kernel):
+        links.append(link("frame", caller.text))
     end = {"kernel": "slab_cache" if site.slab_cache else "kind", "host": "map", "gpu": "device"}[site.layer]
     links.append(link(end, site.slab_cache or site.kind, "event", 1.0))
     return Chain(site.id, tuple(links), _detail(row, stacks, nested))

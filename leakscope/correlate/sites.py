@@ -76,7 +76,7 @@ def _with_final(series: pd.DataFrame, lives: pd.DataFrame) -> pd.DataFrame:
     exited = series["life"].isin(lives.loc[(lives["exit_ns"] > 0) & lives["judged"], "life"]).to_numpy()
     # Something of the life was seen to end with it: else the recording stopped before the exit's frees.
     torn_down = (series.groupby("life")["exit_objects"].transform("sum") > 0).to_numpy()
-    series = series.copy()
+    series = series.assign(folded=folded)
     for unit in ("bytes", "objects"):
         given_back = sum(series[f"{e}_{unit}"].to_numpy() for e in ("call", "reuse", "context"))
         open_at_exit = series[f"alloc_{unit}"].to_numpy() - given_back
@@ -101,7 +101,7 @@ def _merge(rows: pd.DataFrame, key: list[str], extra: list[str]) -> _Merged:
     groups = rows.groupby(key, sort=True)
     row: npt.NDArray[np.int64] = np.asarray(groups.ngroup(), dtype=np.int64)
     spans = {"first_ns": "min", "last_ns": "max", "smallest_bytes": "min", "largest_bytes": "max"}
-    firsts = {"call_site": "min", "kernel_stack": "min", "user_stack": "min", "python_stack": "min"}
+    firsts = {"call_site": "min", "kernel_stack": "min", "user_stack": "min", "python_stack": "min", "folded": "max"}
     how = dict.fromkeys([*COUNTS, *FINAL, *extra], "sum") | spans | firsts
     table = groups.agg({k: v for k, v in how.items() if k not in key}).reset_index()
     return _Merged(table, rows["id"].to_numpy(np.int64), row)
@@ -114,10 +114,11 @@ def _own_rows(rows: pd.DataFrame) -> _Merged:
         live_mass=others * rows["live_bytes"],
         live_object_mass=others * rows["live_objects"],
         alloc_mass=others * rows["alloc_bytes"],
+        ended_mass=others * (rows["alloc_bytes"] - rows["live_bytes"]),
         survivors=np.where(others > 0, rows["live_objects"], 0).astype(np.float64),
         own_objects=rows["alloc_objects"],
     )
-    extra = ["live_mass", "live_object_mass", "alloc_mass", "survivors", "own_objects"]
+    extra = ["live_mass", "live_object_mass", "alloc_mass", "ended_mass", "survivors", "own_objects"]
     return _merge(rows, ["life", *SITE_KEY], extra)
 
 
@@ -153,23 +154,32 @@ def _apportion(own: pd.DataFrame, pools: pd.DataFrame) -> tuple[pd.DataFrame, pd
         return weights.shares_within(pool, members[column].to_numpy(np.float64), len(pools))
 
     byte_share, object_share = share("live_mass"), share("live_object_mass")
-    alloc_share = share("alloc_mass")
+    ended_share, alloc_share = share("ended_mass"), share("alloc_mass")
     survivors = np.bincount(pool, weights=members["survivors"].to_numpy(np.float64), minlength=len(pools))
-    survivors = survivors.astype(np.float64)
+    ended = np.bincount(pool, weights=members["ended_mass"].to_numpy(np.float64), minlength=len(pools))
     keeps = pools["live_bytes"].to_numpy() > 0
     given = np.bincount(pool, minlength=len(pools)).astype(bool) & ~(keeps & (survivors == 0))
     chosen = given[pool]
-    live_like = {"live_bytes": byte_share, "live_objects": object_share, "outlives_bytes": byte_share}
+    ended_share = np.where(ended[pool] > 0, ended_share, alloc_share)
+    # What a folded life gives back at its end has ended; all other frees by an exit are of what was kept.
+    is_kept = {"exit": ~pools["folded"].to_numpy(bool), "live": np.ones(len(pools), bool)}
+    is_kept["outlives"] = is_kept["live"]
     for column in [*COUNTS, *FINAL]:
-        # What is kept follows the survivors, all other totals the allocations.
-        by = live_like.get(column, alloc_share)
-        by = np.where(keeps[pool], by, alloc_share) if column in live_like else by
+        name, unit = column.rsplit("_", 1)
+        if name == "alloc":
+            continue
+        kept = is_kept.get(name, np.zeros(len(pools), bool)) & keeps
+        by = np.where(kept[pool], byte_share if unit == "bytes" else object_share, ended_share)
         totals = np.where(given, pools[column].to_numpy(np.int64), 0)
         parts = np.zeros(len(pool), np.int64)
         parts[chosen] = weights.largest_remainder(totals, pool[chosen], by[chosen])
         values = own[column].to_numpy(np.int64, copy=True)
         np.add.at(values, member, parts)
         own[column] = values
+    for unit in ("bytes", "objects"):
+        # Allocated = kept + ended, also in the parts: nobody keeps more than he allocated.
+        ends = sum(own[f"{event}_{unit}"] for event in ("call", "reuse", "context"))
+        own[f"alloc_{unit}"] = own[f"live_{unit}"] + ends + own[f"exit_{unit}"].where(own["folded"], 0)
     error = weights.standard_error(pools["live_bytes"].to_numpy(np.int64), pool, byte_share, survivors)
     squares = np.bincount(member, weights=np.where(chosen, error, 0.0) ** 2, minlength=len(own))
     own["standard_error_bytes"] = np.sqrt(squares)

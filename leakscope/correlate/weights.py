@@ -2,9 +2,9 @@
 
 A hot call site gives its own stack to one allocation in N (its row has weight N) and none to the others
 (weight 0). Each sampled survivor thus speaks for N - 1 others, the Horvitz-Thompson weight of what was not
-sampled: live bytes of the pool are shared by the (w - 1)-weighted live bytes of the stacks, allocation
-totals by the (w - 1)-weighted allocated bytes. A pool that keeps bytes but has no sampled survivor stays a
-site of its own.
+sampled: live bytes of the pool are shared by the (w - 1)-weighted live bytes of the stacks, what has ended
+by their (w - 1)-weighted ended bytes; allocated is the sum of both. A pool that keeps bytes but has no
+sampled survivor stays a site of its own.
 """
 
 from __future__ import annotations

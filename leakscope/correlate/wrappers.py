@@ -41,6 +41,8 @@ PYTHON_FILES = re.compile(r".*/lib/python3[^/]*/.*|.*/(site|dist)-packages/.*|<f
 
 SYSCALL = re.compile(r"__(?:x64|arm64|ia32|se|do)_(?:compat_)?sys_(\w+)|ksys_(\w+)")
 PAGE_FAULT = re.compile(r"(asm_)?exc_page_fault|do_user_addr_fault|do_page_fault|handle_mm_fault")
+SLAB_ENTRY = re.compile(r"_*(kmem_cache_alloc\w*|k[mvz]*alloc(_node)?(_track_caller|_large|_cache)*(_noprof)?|slab_alloc\w*)")
+"""Functions through which the kernel enters its slab allocator (``_noprof`` since Linux 6.10)."""
 ALLOCATOR = re.compile(
     r"(__libc_)?(malloc|calloc|realloc|memalign|posix_memalign|aligned_alloc)|operator new.*|_Zn[wa].*"
 )
@@ -85,6 +87,25 @@ def syscall_name(frame: Frame) -> str:
     if match := SYSCALL.fullmatch(frame.function):
         return match[1] or match[2]
     return "page fault" if PAGE_FAULT.fullmatch(frame.function) else ""
+
+
+def allocating(kernel: Sequence[Frame]) -> Frame | None:
+    """The kernel function that called the allocator: the innermost frame that is not the allocator's own."""
+    for frame in reversed(kernel):
+        if not SLAB_ENTRY.fullmatch(frame.function):
+            return frame
+    return kernel[-1] if kernel else None
+
+
+def inside_slab_allocator(kernel: Sequence[Frame]) -> bool:
+    """Whether the slab allocator allocates for itself: its entry lies above other functions of the stack.
+
+    What a new slab needs beside its pages (such as its vector of object owners) follows from the growth of
+    another cache.
+    """
+    caller = allocating(kernel)
+    above = kernel[: kernel.index(caller)] if caller in kernel else []
+    return any(SLAB_ENTRY.fullmatch(frame.function) for frame in above)
 
 
 def entry_of(kernel: Sequence[Frame]) -> str:

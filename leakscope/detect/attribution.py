@@ -19,7 +19,7 @@ from leakscope.correlate.nesting import nesting
 from leakscope.correlate.sites import Holdings, folded_cache, holdings, merge_sites
 from leakscope.correlate.stacks import Stacks
 from leakscope.correlate.visibility import frees_visible
-from leakscope.correlate.wrappers import ALLOCATOR, THREAD_START, culprit, entry_of
+from leakscope.correlate.wrappers import ALLOCATOR, THREAD_START, culprit, entry_of, inside_slab_allocator
 from leakscope.detect import growth
 from leakscope.detect.findings import Names, find, overall
 from leakscope.detect.judge import CONFIRMED_SHARE, State, judge
@@ -180,6 +180,7 @@ def _names(row: pd.Series, stacks: Stacks, in_call: set[tuple[int, int, int]]) -
         stack=texts,
         entry=entry_of(kernel),
         in_cuda_call=row["layer"] == "kernel" and identity in in_call,
+        of_slabs=row["layer"] == "kernel" and inside_slab_allocator(kernel),
         allocator=any(ALLOCATOR.fullmatch(f.function) for f in user),
         thread_stack=any(THREAD_START.fullmatch(f.function) for f in user),
     )

@@ -29,6 +29,7 @@ class Names(NamedTuple):
     stack: tuple[str, ...]
     entry: str = ""  # syscall or page fault, '' for none
     in_cuda_call: bool = False  # a kernel allocation made by a CUDA call
+    of_slabs: bool = False  # the slab allocator allocated it for itself
     allocator: bool = False  # malloc or operator new is on the stack
     thread_stack: bool = False
 
@@ -67,18 +68,24 @@ def find(
 def _consequences(
     leaks: pd.DataFrame, names: dict[int, Names]
 ) -> tuple[pd.Series, dict[tuple[str, str], list[int]]]:
-    """Kernel sites that only follow from maps or GPU memory of the same process.
+    """Kernel sites that only follow from maps, GPU memory or slab objects of the same process.
 
     Returns which rows of ``leaks`` they are, and (layer, culprit) of the cause → their site numbers.
     """
     followers: set[Hashable] = set()
     caused: dict[tuple[str, str], list[int]] = {}
-    others = leaks[leaks["layer"] != "kernel"].sort_values("rate", ascending=False, kind="stable")
+    ranked = leaks.sort_values("rate", ascending=False, kind="stable")
+    others = ranked[ranked["layer"] != "kernel"]
+    of_slabs = np.array([names[site].of_slabs for site in ranked["site"]], dtype=bool)
+    objects = ranked[(ranked["layer"] == "kernel").to_numpy() & ~of_slabs]
     for index, row in leaks[leaks["layer"] == "kernel"].iterrows():
         name = names[row["site"]]
         causes = others[others["life"] == row["life"]]
         same = causes[causes["culprit"] == row["culprit"]]
-        if name.in_cuda_call or name.entry == "ioctl":
+        if name.of_slabs:
+            followers.add(index)  # whatever grew, it was not the slab allocator's own doing
+            cause = objects[objects["life"] == row["life"]]
+        elif name.in_cuda_call or name.entry == "ioctl":
             cause = same[same["layer"] == "gpu"]
             cause = cause if len(cause) else same[same["kind"] == "pinned"]
         elif name.entry in MAP_ENTRIES:

@@ -32,7 +32,7 @@ def print_report(console: Console, report: Report, top: int = 10) -> None:
     if len(findings) > _MAX_FINDINGS:
         console.print(f"… and {len(findings) - _MAX_FINDINGS} more findings: --json has all", style="dim")
     named = {site for finding in findings for site in (*finding.sites, *finding.consequences)}
-    _sites(console, [s for s in report.sites if s.id not in named and s.frees_visible and s.live_bytes], top)
+    _sites(console, [s for s in report.sites if s.id not in named and s.frees_visible and s.added and s.live_bytes], top)
     _hidden(console, [s for s in report.sites if not s.frees_visible])
     _rows(console, "losses", report.losses)
     _reconciliation(console, report.reconciliation)

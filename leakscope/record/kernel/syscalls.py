@@ -6,19 +6,27 @@ import ctypes
 import os
 import platform
 
-_NUMBERS = {
-    "x86_64": {"bpf": 321, "perf_event_open": 298},
-    "aarch64": {"bpf": 280, "perf_event_open": 241},
+_NUMBERS = {  # fmt: skip
+    "x86_64": {
+        "bpf": 321, "perf_event_open": 298, "mmap": 9, "munmap": 11, "brk": 12, "mremap": 25, "madvise": 28,
+    },
+    "aarch64": {
+        "bpf": 280, "perf_event_open": 241, "mmap": 222, "munmap": 215, "brk": 214, "mremap": 216, "madvise": 233,
+    },
 }
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
+def number(name: str) -> int:
+    """Number of a system call on this machine; KeyError on an architecture that is not known."""
+    return _NUMBERS[platform.machine()][name]
+
+
 def syscall(name: str, *args: int) -> int:
     """Make a system call; raises OSError with its errno. KeyError on an architecture that is not known."""
-    number = _NUMBERS[platform.machine()][name]
-    result = _libc.syscall(ctypes.c_long(number), *(ctypes.c_ulong(a & 0xFFFFFFFFFFFFFFFF) for a in args))
+    result = _libc.syscall(ctypes.c_long(number(name)), *(ctypes.c_ulong(a & 0xFFFFFFFFFFFFFFFF) for a in args))
     if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))

@@ -10,6 +10,7 @@ from typing import Protocol
 from leakscope.errors import NotCapableError
 from leakscope.record.kernel.bpf import Map
 from leakscope.record.kernel.btf import KernelTypes
+from leakscope.record.kernel.syscalls import number
 from leakscope.record.kernel.tracefs import field_offsets
 
 SCOPE_HOST, SCOPE_PROCESSES, SCOPE_CGROUP = 0, 1, 2
@@ -80,6 +81,7 @@ class ProgramConfig:
             "NEWTASK_PID": newtask.get("pid", 8),
             "NEWTASK_CLONE_FLAGS": newtask.get("clone_flags", 32),
             "EXIT_GROUP_DEAD": exit_fields.get("group_dead", -1),
+            **{f"NR_{name.upper()}": number(name) for name in ("mmap", "munmap", "mremap", "brk", "madvise")},
             "RSS_CURR": rss.get("curr", 12),
             "RSS_MEMBER": rss.get("member", 16),
             "RSS_SIZE": rss.get("size", 24),

@@ -17,8 +17,8 @@ from leakscope.record.records import SPACE_ARRAY, SPACE_HANDLE, SPACE_HEAP, SPAC
 ) = range(18)  # fmt: skip
 (
     SIZE_NONE, SIZE_ARG, SIZE_PRODUCT, SIZE_PITCH, SIZE_ARRAY, SIZE_ARRAY_3D, SIZE_RUNTIME_ARRAY, SIZE_RUNTIME_ARRAY_3D,
-    SIZE_PITCHED_PTR,
-) = range(9)  # fmt: skip
+    SIZE_PITCHED_PTR, SIZE_MIPMAPPED,
+) = range(10)  # fmt: skip
 ADDR_NONE, ADDR_OUT, ADDR_RETURN, ADDR_ARG = range(4)
 SUCCESS_ZERO, SUCCESS_NON_NULL, SUCCESS_ALWAYS = range(3)
 
@@ -96,7 +96,7 @@ def _driver() -> list[FunctionProbe]:
     table += _plain(HANDLE_RELEASE, lib, "cuMemRelease") + _plain(HANDLE_RETAIN, lib, "cuMemRetainAllocationHandle")
     table += _alloc("cuArrayCreate_v2", "array", 1, lib, size_how=SIZE_ARRAY, space=SPACE_ARRAY)
     table += _alloc("cuArray3DCreate_v2", "array", 1, lib, size_how=SIZE_ARRAY_3D, space=SPACE_ARRAY)
-    table += _alloc("cuMipmappedArrayCreate", "array", 1, lib, size_how=SIZE_ARRAY_3D, space=SPACE_ARRAY)
+    table += _alloc("cuMipmappedArrayCreate", "array", 1, lib, size_how=SIZE_MIPMAPPED, space=SPACE_ARRAY)
     table += _free("cuArrayDestroy", lib, SPACE_ARRAY) + _free("cuMipmappedArrayDestroy", lib, SPACE_ARRAY)
     for api in ("cuIpcOpenMemHandle_v2", "cuIpcOpenMemHandle"):
         table += _alloc(api, "ipc", 0, lib, size_how=SIZE_NONE)

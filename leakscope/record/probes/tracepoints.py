@@ -30,7 +30,7 @@ PROCESS_LIVES = {
 }
 
 MAP_CALLS = {
-    ("syscalls", f"sys_{when}_{call}"): ("on_exit_map_call" if when == "exit" else f"on_enter_{call}")
+    ("syscalls", f"sys_{when}_{call}"): f"on_{when}_map_call"
     for when in ("exit", "enter")
     for call in ("mmap", "munmap", "mremap", "brk", "madvise")
 }
