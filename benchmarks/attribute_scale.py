@@ -112,9 +112,7 @@ def _filled(schema: pa.Schema, columns: dict, rows: int) -> pa.Table:
     arrays = []
     for field in schema:
         plain = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        values = columns.get(
-            field.name, [""] * rows if pa.types.is_string(plain) else np.zeros(rows, np.int64)
-        )
+        values = columns.get(field.name, [""] * rows if pa.types.is_string(plain) else np.zeros(rows, np.int64))
         arrays.append(pa.array(values).cast(plain))
     return pa.table(arrays, names=schema.names).cast(schema)
 
@@ -134,13 +132,9 @@ def measure(path: Path) -> dict:
 
 def main() -> None:
     """Build, measure, print one line of JSON a size."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--millions", type=float, nargs="+", default=[10.0], help="events, in millions")
-    parser.add_argument(
-        "--directory", type=Path, help="where to build the captures; default a temporary folder"
-    )
+    parser.add_argument("--directory", type=Path, help="where to build the captures; default a temporary folder")
     parser.add_argument("--keep", action="store_true", help="keep the captures")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="leakscope-bench-", dir=options.directory))

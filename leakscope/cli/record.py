@@ -10,9 +10,7 @@ import typer
 
 
 def record(
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- CMD…]", help="Command to run and record.")
-    ] = None,
+    command: Annotated[list[str] | None, typer.Argument(metavar="[-- CMD…]", help="Command to run and record.")] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Capture to make; default: leakscope-DATE-TIME.lscope")
     ] = None,
@@ -30,9 +28,15 @@ def record(
         list[Path] | None, typer.Option(help="CUDA library (or binary with CUDA linked in) to probe (repeatable).")
     ] = None,
     interval: Annotated[float, typer.Option(help="Seconds between samples of RSS, cgroup, slab, GPU.", min=0.05)] = 1.0,
-    flush: Annotated[float, typer.Option(help="Seconds between parts written: the most that kill -9 loses.", min=0.05)] = 1.0,
-    ring: Annotated[str, typer.Option(help="Size of the event ring, a power of two: 64MiB holds 0.9 s of a storm.")] = "64MiB",
-    live_entries: Annotated[int, typer.Option(help="Kernel objects that can be live at once (110 bytes each).", min=1024)] = 1 << 20,
+    flush: Annotated[
+        float, typer.Option(help="Seconds between parts written: the most that kill -9 loses.", min=0.05)
+    ] = 1.0,
+    ring: Annotated[
+        str, typer.Option(help="Size of the event ring, a power of two: 64MiB holds 0.9 s of a storm.")
+    ] = "64MiB",
+    live_entries: Annotated[
+        int, typer.Option(help="Kernel objects that can be live at once (110 bytes each).", min=1024)
+    ] = 1 << 20,
     force: Annotated[bool, typer.Option("--force", help="Replace the capture that is there.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
 ) -> None:
@@ -86,7 +90,15 @@ def _ring_bytes(text: str) -> int:
     from leakscope.errors import BadInputError
 
     match = re.fullmatch(r"(\d+)\s*(KiB|MiB|GiB|k|M|G)?", text)
-    factors: dict[Any, int] = {None: 1, "KiB": 1 << 10, "k": 1 << 10, "MiB": 1 << 20, "M": 1 << 20, "GiB": 1 << 30, "G": 1 << 30}
+    factors: dict[Any, int] = {
+        None: 1,
+        "KiB": 1 << 10,
+        "k": 1 << 10,
+        "MiB": 1 << 20,
+        "M": 1 << 20,
+        "GiB": 1 << 30,
+        "G": 1 << 30,
+    }
     value = int(match[1]) * factors[match[2]] if match else 0
     if value < 4096 or value & (value - 1) or value > 2 << 30:
         raise BadInputError(f"--ring {text}: needs a power of two from 4KiB to 2GiB, such as 64MiB")

@@ -74,7 +74,8 @@ def process_lives(con: duckdb.DuckDBPyConnection, bounds: pd.DataFrame) -> pd.Da
             WHERE coalesce(k.exit_ns, 0) = 0 OR e.ts_ns < k.exit_ns
             GROUP BY ALL
         ), remaining AS (
-            SELECT *, sum(events) OVER later AS left_over, sum(events) OVER (PARTITION BY source_id, pid) AS total
+            SELECT *, sum(events) OVER later AS left_over,
+                   sum(events) OVER (PARTITION BY source_id, pid) AS total
             FROM activity WINDOW later AS (PARTITION BY source_id, pid ORDER BY bin DESC)
         ), windows AS (
             SELECT source_id, pid, min(first_ns) AS first_ns,

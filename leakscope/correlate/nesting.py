@@ -78,7 +78,8 @@ def nesting(con: duckdb.DuckDBPyConnection, callers: pd.DataFrame, kernel: pd.Da
             FROM inside i JOIN calls c ON c.source_id = i.source_id AND c.parent_id = i.id
             WHERE depth < {MAX_DEPTH}
         )
-        SELECT site, depth, api, count(*) AS calls FROM inside GROUP BY ALL ORDER BY site, depth, calls DESC, api
+        SELECT site, depth, api, count(*) AS calls
+        FROM inside GROUP BY ALL ORDER BY site, depth, calls DESC, api
         """
     ).df()
     con.execute(

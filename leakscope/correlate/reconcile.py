@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pandas as pd
 
+from leakscope.correlate.lives import FOLDED_PID
 from leakscope.correlate.sites import folded_cache
 from leakscope.model.results import Row
 from leakscope.model.words import KINDS_NOT_ADDED
@@ -39,7 +40,9 @@ class SlabEvidence(NamedTuple):
 
 def evidence_ends(lives: pd.DataFrame) -> dict[int, int]:
     """source_id → when the first root process began to exit; the end of the source where none did."""
-    ends = {int(s): int(e) for s, e in lives.loc[lives["pid"] == -1, ["source_id", "until_ns"]].to_numpy()}
+    ends = {
+        int(s): int(e) for s, e in lives.loc[lives["pid"] == FOLDED_PID, ["source_id", "until_ns"]].to_numpy()
+    }
     roots = lives[(lives["role"] == "root") & (lives["exit_ns"] > 0)]
     for source, exit_ns in roots[["source_id", "exit_ns"]].to_numpy():
         ends[int(source)] = min(ends[int(source)], int(exit_ns))
@@ -64,7 +67,8 @@ def slab_evidence(con: duckdb.DuckDBPyConnection, ends: dict[int, int]) -> SlabE
         kept = con.execute(
             f"""
             SELECT source_id, slab_cache, call_site, kind, {_SIGNED} AS bytes FROM mem_events
-            WHERE source_id = ? AND layer = 'kernel' AND slab_cache <> '' AND ts_ns > ? AND ts_ns <= ? AND {_SEEN}
+            WHERE source_id = ? AND layer = 'kernel' AND slab_cache <> ''
+                  AND ts_ns > ? AND ts_ns <= ? AND {_SEEN}
             GROUP BY ALL HAVING bytes <> 0 ORDER BY ALL
             """,
             [source, first_ns, last_ns],
@@ -144,11 +148,11 @@ def kernel_rows(
 
 
 def host_rows(con: duckdb.DuckDBPyConnection, lives: pd.DataFrame) -> list[Row]:
-    """VSS and RSS of the traced processes against their maps and break."""
-    kinds = "kind IN ('mmap_anon', 'mmap_file', 'brk')"
+    """VSS and RSS of the traced processes against their maps and break; reservations count in VSS only."""
     rows: list[Row] = []
-    for counter, what in (("vss", "VSS"), ("rss", "RSS")):
-        found = _process_changes(con, lives, counter, f"layer = 'host' AND {kinds}")
+    kinds = "'mmap_anon', 'mmap_file', 'brk'"
+    for counter, what, counted in (("vss", "VSS", f"{kinds}, 'mmap_reserve'"), ("rss", "RSS", kinds)):
+        found = _process_changes(con, lives, counter, f"layer = 'host' AND kind IN ({counted})")
         if found is None:
             rows.append(Row("proc", f"{what} was not sampled twice: not reconciled", None, "bytes"))
         else:

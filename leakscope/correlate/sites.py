@@ -15,6 +15,7 @@ import pandas as pd
 
 from leakscope.correlate import weights
 from leakscope.correlate.aggregate import curves
+from leakscope.correlate.lives import FOLDED_PID
 
 if TYPE_CHECKING:
     import duckdb
@@ -53,26 +54,46 @@ def folded_cache(name: str) -> str:
 
 
 def holdings(con: duckdb.DuckDBPyConnection, series: pd.DataFrame, lives: pd.DataFrame) -> Holdings:
-    """Merge ``series`` (of :func:`leakscope.correlate.aggregate.aggregate`) into holdings and build their
-    curves."""
+    """Merge ``series`` (of :func:`leakscope.correlate.aggregate.aggregate`) into holdings, with their curves."""
     series = _with_final(series, lives)
     names = {name: folded_cache(name) for name in series["slab_cache"].unique()}
     series["slab_cache"] = series["slab_cache"].map(names)
     pooled = (series["weight"] == 0).to_numpy()
-    own, pools_of = _own_rows(series[~pooled]), _pools(series[pooled])
-    own_rows, pool_rows = own.table, pools_of.table
-    own_rows, leftover, link = _apportion(own_rows, pool_rows)
-    table = pd.concat([own_rows, leftover], ignore_index=True)
+    own, pools = _own_rows(series[~pooled]), _pools(series[pooled])
+    own_table, given = _apportion(own.table, pools.table)
+    leftover = pools.table[~given].assign(sampled=True, standard_error_bytes=0.0, own_objects=0)
+    table = pd.concat([own_table, leftover], ignore_index=True)
     table["holding"] = np.arange(len(table))
     table["site"] = table.groupby(SITE_KEY, sort=True).ngroup()
-    return _with_curves(
-        con, table, series, own, pools_of, link, len(own_rows), leftover.index.to_numpy(), lives
+    # What each series adds to which holding's curve. The rest of a call site follows its sampled survivors: each
+    # speaks for w - 1 others, scaled so that the end of the curve is the apportioned figure.
+    others = series.loc[~pooled, "weight"].to_numpy(np.float64) - 1.0
+    row_of_pool = np.where(given, -1, len(own_table) + np.cumsum(~given) - 1)
+    terms = pd.DataFrame(
+        {
+            "id": np.concatenate([own.series_ids, pools.series_ids]),
+            "row": np.concatenate([own.rows, row_of_pool[pools.rows]]),
+            "bytes": np.concatenate(
+                [1.0 + others * _ratio(own_table, "bytes")[own.rows], np.ones(len(pools.rows))]
+            ),
+            "objects": np.concatenate(
+                [1.0 + others * _ratio(own_table, "objects")[own.rows], np.ones(len(pools.rows))]
+            ),
+        }
     )
+    return _with_curves(con, table, terms, lives)
+
+
+def _ratio(own: pd.DataFrame, unit: str) -> npt.NDArray[np.float64]:
+    """Kept of the pools that an own row was given, by what its survivors speak for; 0 where they are none."""
+    mass = own["live_mass" if unit == "bytes" else "live_object_mass"].to_numpy(np.float64)
+    given = own[f"given_{unit}"].to_numpy(np.float64)
+    return np.divide(given, mass, out=np.zeros(len(own)), where=mass > 0)
 
 
 def _with_final(series: pd.DataFrame, lives: pd.DataFrame) -> pd.DataFrame:
     """Add what is kept when the evidence ends, by the rules on the exit of processes."""
-    folded = series["life"].isin(lives.loc[lives["pid"] == -1, "life"]).to_numpy()
+    folded = series["life"].isin(lives.loc[lives["pid"] == FOLDED_PID, "life"]).to_numpy()
     exited = series["life"].isin(lives.loc[(lives["exit_ns"] > 0) & lives["judged"], "life"]).to_numpy()
     # Something of the life was seen to end with it: else the recording stopped before the exit's frees.
     torn_down = (series.groupby("life")["exit_objects"].transform("sum") > 0).to_numpy()
@@ -101,7 +122,13 @@ def _merge(rows: pd.DataFrame, key: list[str], extra: list[str]) -> _Merged:
     groups = rows.groupby(key, sort=True)
     row: npt.NDArray[np.int64] = np.asarray(groups.ngroup(), dtype=np.int64)
     spans = {"first_ns": "min", "last_ns": "max", "smallest_bytes": "min", "largest_bytes": "max"}
-    firsts = {"call_site": "min", "kernel_stack": "min", "user_stack": "min", "python_stack": "min", "folded": "max"}
+    firsts = {
+        "call_site": "min",
+        "kernel_stack": "min",
+        "user_stack": "min",
+        "python_stack": "min",
+        "folded": "max",
+    }
     how = dict.fromkeys([*COUNTS, *FINAL, *extra], "sum") | spans | firsts
     table = groups.agg({k: v for k, v in how.items() if k not in key}).reset_index()
     return _Merged(table, rows["id"].to_numpy(np.int64), row)
@@ -127,48 +154,41 @@ def _pools(rows: pd.DataFrame) -> _Merged:
     return _merge(rows, POOL_KEY, [])
 
 
-@dataclass
-class _Link:
-    """Pool ``pool`` gives ``share`` of its kept bytes to own row ``member``."""
+def _apportion(own: pd.DataFrame, pools: pd.DataFrame) -> tuple[pd.DataFrame, npt.NDArray[np.bool_]]:
+    """Give pools to the sampled stacks of their call site.
 
-    member: npt.NDArray[np.int64]
-    pool: npt.NDArray[np.int64]
-    byte_share: npt.NDArray[np.float64]
-    object_share: npt.NDArray[np.float64]
-
-
-def _apportion(own: pd.DataFrame, pools: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, _Link]:
-    """Give pools to the sampled stacks of their call site. Returns the own rows, the pools left over (their
-    index is the pool's), and who got what."""
-    own = own.assign(sampled=False, standard_error_bytes=0.0)
-    pools_out = pools.assign(sampled=True, standard_error_bytes=0.0, own_objects=0)
-    nothing = np.empty(0, np.int64)
-    link = _Link(nothing, nothing, np.empty(0), np.empty(0))
+    Returns the own rows, with given_bytes and given_objects (kept, out of pools), sampled and
+    standard_error_bytes; and which pools were given.
+    """
+    own = own.assign(sampled=False, standard_error_bytes=0.0, given_bytes=0, given_objects=0)
+    given = np.zeros(len(pools), bool)
     keys = pools[POOL_KEY].assign(pool=np.arange(len(pools)))
     members = own.assign(member=np.arange(len(own)))[own["alloc_mass"] > 0].merge(keys, on=POOL_KEY)
     if not len(members):
-        return own, pools_out, link
+        return own, given
     pool, member = members["pool"].to_numpy(np.int64), members["member"].to_numpy(np.int64)
+
+    def total(column: str) -> npt.NDArray[np.float64]:
+        mass = np.bincount(pool, weights=members[column].to_numpy(np.float64), minlength=len(pools))
+        return mass.astype(np.float64)
 
     def share(column: str) -> npt.NDArray[np.float64]:
         return weights.shares_within(pool, members[column].to_numpy(np.float64), len(pools))
 
     byte_share, object_share = share("live_mass"), share("live_object_mass")
-    ended_share, alloc_share = share("ended_mass"), share("alloc_mass")
-    survivors = np.bincount(pool, weights=members["survivors"].to_numpy(np.float64), minlength=len(pools))
-    ended = np.bincount(pool, weights=members["ended_mass"].to_numpy(np.float64), minlength=len(pools))
+    ended_share = np.where(total("ended_mass")[pool] > 0, share("ended_mass"), share("alloc_mass"))
+    survivors = total("survivors")
     keeps = pools["live_bytes"].to_numpy() > 0
     given = np.bincount(pool, minlength=len(pools)).astype(bool) & ~(keeps & (survivors == 0))
     chosen = given[pool]
-    ended_share = np.where(ended[pool] > 0, ended_share, alloc_share)
+    before = own[["live_bytes", "live_objects"]].to_numpy(np.int64)
     # What a folded life gives back at its end has ended; all other frees by an exit are of what was kept.
-    is_kept = {"exit": ~pools["folded"].to_numpy(bool), "live": np.ones(len(pools), bool)}
-    is_kept["outlives"] = is_kept["live"]
+    is_kept = {"live": keeps, "outlives": keeps, "exit": keeps & ~pools["folded"].to_numpy(bool)}
     for column in [*COUNTS, *FINAL]:
         name, unit = column.rsplit("_", 1)
         if name == "alloc":
             continue
-        kept = is_kept.get(name, np.zeros(len(pools), bool)) & keeps
+        kept = is_kept.get(name, np.zeros(len(pools), bool))
         by = np.where(kept[pool], byte_share if unit == "bytes" else object_share, ended_share)
         totals = np.where(given, pools[column].to_numpy(np.int64), 0)
         parts = np.zeros(len(pool), np.int64)
@@ -180,58 +200,36 @@ def _apportion(own: pd.DataFrame, pools: pd.DataFrame) -> tuple[pd.DataFrame, pd
         # Allocated = kept + ended, also in the parts: nobody keeps more than he allocated.
         ends = sum(own[f"{event}_{unit}"] for event in ("call", "reuse", "context"))
         own[f"alloc_{unit}"] = own[f"live_{unit}"] + ends + own[f"exit_{unit}"].where(own["folded"], 0)
+    own["given_bytes"] = own["live_bytes"].to_numpy(np.int64) - before[:, 0]
+    own["given_objects"] = own["live_objects"].to_numpy(np.int64) - before[:, 1]
     error = weights.standard_error(pools["live_bytes"].to_numpy(np.int64), pool, byte_share, survivors)
     squares = np.bincount(member, weights=np.where(chosen, error, 0.0) ** 2, minlength=len(own))
     own["standard_error_bytes"] = np.sqrt(squares)
-    touched = np.zeros(len(own), bool)
-    touched[member[chosen]] = True
-    own["sampled"] = touched
-    live = chosen & keeps[pool]
-    link = _Link(member[live], pool[live], byte_share[live], object_share[live])
-    return own, pools_out[~given], link
+    sampled = np.zeros(len(own), bool)
+    sampled[member[chosen]] = True
+    own["sampled"] = sampled
+    return own, given
 
 
 def _with_curves(
-    con: duckdb.DuckDBPyConnection,
-    table: pd.DataFrame,
-    series: pd.DataFrame,
-    own: _Merged,
-    pools: _Merged,
-    link: _Link,
-    own_count: int,
-    leftover_pools: npt.NDArray[np.int64],
-    lives: pd.DataFrame,
+    con: duckdb.DuckDBPyConnection, table: pd.DataFrame, terms: pd.DataFrame, lives: pd.DataFrame
 ) -> Holdings:
+    """``terms``: series id, row of ``table`` (-1 = none), and the factors of its bytes and objects there."""
     live = table["live_bytes"].to_numpy(np.int64)
     ranked = np.argsort(-live, kind="stable")[:MAX_CURVES]
     wanted = np.sort(ranked[live[ranked] > 0])
-    slot = np.full(len(table), -1, np.int64)
+    slot = np.full(len(table) + 1, -1, np.int64)  # the last entry is for row -1
     slot[wanted] = np.arange(len(wanted))
-    # Each series feeds holdings: its own with factor 1, those that a pool is apportioned to with their
-    # shares.
-    holding_of_pool = np.full(len(pools.table), -1, np.int64)
-    holding_of_pool[leftover_pools] = own_count + np.arange(len(leftover_pools))
-    order = np.argsort(link.pool, kind="stable")
-    first = np.searchsorted(link.pool[order], pools.rows)
-    repeats = np.searchsorted(link.pool[order], pools.rows, side="right") - first
-    shared = np.repeat(np.arange(len(pools.rows)), repeats)
-    within = np.arange(len(shared)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
-    entry = order[np.repeat(first, repeats) + within]
-    ids = np.concatenate([own.series_ids, pools.series_ids, pools.series_ids[shared]])
-    to = np.concatenate([own.rows, holding_of_pool[pools.rows], link.member[entry]])
-    ones = np.ones(len(own.rows) + len(pools.rows))
-    by_bytes = np.concatenate([ones, link.byte_share[entry]])
-    by_objects = np.concatenate([ones, link.object_share[entry]])
-    used = (to >= 0) & (slot[to] >= 0)
-    ids, to, by_bytes, by_objects = ids[used], slot[to[used]], by_bytes[used], by_objects[used]
-    unique, position = np.unique(ids, return_inverse=True)
-    life = series.set_index("id")["life"].reindex(unique)
-    folded = life.isin(lives.loc[lives["pid"] == -1, "life"]).to_numpy()
-    raw_bytes, raw_objects = curves(con, unique, folded)
+    terms = terms.assign(slot=slot[terms["row"].to_numpy(np.int64)])
+    terms = terms[terms["slot"] >= 0]
+    to = terms["slot"].to_numpy(np.int64)
+    folded_lives = lives.loc[lives["pid"] == FOLDED_PID, "life"]
+    folded = table["life"].isin(folded_lives).to_numpy()[terms["row"].to_numpy(np.int64)]
+    raw_bytes, raw_objects = curves(con, terms["id"].to_numpy(np.int64), folded)
     kept_bytes = np.zeros((len(wanted), raw_bytes.shape[1]))
     kept_objects = np.zeros_like(kept_bytes)
-    np.add.at(kept_bytes, to, by_bytes[:, None] * raw_bytes[position])
-    np.add.at(kept_objects, to, by_objects[:, None] * raw_objects[position])
+    np.add.at(kept_bytes, to, terms["bytes"].to_numpy()[:, None] * raw_bytes)
+    np.add.at(kept_objects, to, terms["objects"].to_numpy()[:, None] * raw_objects)
     return Holdings(table, wanted, kept_bytes, kept_objects)
 
 

@@ -41,7 +41,9 @@ PYTHON_FILES = re.compile(r".*/lib/python3[^/]*/.*|.*/(site|dist)-packages/.*|<f
 
 SYSCALL = re.compile(r"__(?:x64|arm64|ia32|se|do)_(?:compat_)?sys_(\w+)|ksys_(\w+)")
 PAGE_FAULT = re.compile(r"(asm_)?exc_page_fault|do_user_addr_fault|do_page_fault|handle_mm_fault")
-SLAB_ENTRY = re.compile(r"_*(kmem_cache_alloc\w*|k[mvz]*alloc(_node)?(_track_caller|_large|_cache)*(_noprof)?|slab_alloc\w*)")
+SLAB_ENTRY = re.compile(
+    r"_*(kmem_cache_alloc\w*|k[mvz]*alloc(_node)?(_track_caller|_large|_cache)*(_noprof)?|slab_alloc\w*)"
+)
 """Functions through which the kernel enters its slab allocator (``_noprof`` since Linux 6.10)."""
 ALLOCATOR = re.compile(
     r"(__libc_)?(malloc|calloc|realloc|memalign|posix_memalign|aligned_alloc)|operator new.*|_Zn[wa].*"

@@ -19,7 +19,14 @@ from leakscope.correlate.nesting import nesting
 from leakscope.correlate.sites import Holdings, folded_cache, holdings, merge_sites
 from leakscope.correlate.stacks import Stacks
 from leakscope.correlate.visibility import frees_visible
-from leakscope.correlate.wrappers import ALLOCATOR, THREAD_START, culprit, entry_of, inside_slab_allocator
+from leakscope.correlate.wrappers import (
+    ALLOCATOR,
+    THREAD_START,
+    culprit,
+    entry_of,
+    inside_slab_allocator,
+    is_plumbing,
+)
 from leakscope.detect import growth
 from leakscope.detect.findings import Names, find, overall
 from leakscope.detect.judge import CONFIRMED_SHARE, State, judge
@@ -178,6 +185,7 @@ def _names(row: pd.Series, stacks: Stacks, in_call: set[tuple[int, int, int]]) -
     return Names(
         culprit=frame.text if frame else "",
         stack=texts,
+        application=frame is not None and frame.kind != "kernel" and not is_plumbing(frame),
         entry=entry_of(kernel),
         in_cuda_call=row["layer"] == "kernel" and identity in in_call,
         of_slabs=row["layer"] == "kernel" and inside_slab_allocator(kernel),

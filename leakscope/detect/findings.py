@@ -27,6 +27,7 @@ class Names(NamedTuple):
 
     culprit: str
     stack: tuple[str, ...]
+    application: bool = False  # the culprit is no plumbing
     entry: str = ""  # syscall or page fault, '' for none
     in_cuda_call: bool = False  # a kernel allocation made by a CUDA call
     of_slabs: bool = False  # the slab allocator allocated it for itself
@@ -206,7 +207,7 @@ def _class(group: pd.DataFrame, share: float, names: dict[int, Names]) -> str:
     if layer == "host" and group["kind"].iloc[0] == "mmap_anon":
         if first.thread_stack:
             return "unjoined_thread_stacks"
-        if not first.allocator:
+        if first.application and not first.allocator:
             return "mapping_outside_heap"
     one_size = (group["smallest_bytes"] == group["largest_bytes"]).all()
     return "per_call" if one_size and share >= ONE_KEPT_SHARE else "retained_growth"

@@ -89,9 +89,7 @@ class Verdict:
             "reasons": list(self.reasons),
             "missing": list(self.missing),
             "smallest_provable_bytes_per_s": (
-                None
-                if self.smallest_provable_bytes_per_s is None
-                else round(self.smallest_provable_bytes_per_s, 3)
+                None if self.smallest_provable_bytes_per_s is None else round(self.smallest_provable_bytes_per_s, 3)
             ),
         }
 

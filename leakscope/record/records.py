@@ -26,7 +26,14 @@ CALL_RECORD = np.dtype(
 
 SITE_KEY = np.dtype([("call_site", "<u8"), ("what", "<u8")])
 SITE_INFO = np.dtype(
-    [("id", "<u4"), ("kind", "<u4"), ("size_bytes", "<u4"), ("object_bytes", "<u4"), ("first_addr", "<u8"), ("cache", "S32")]
+    [
+        ("id", "<u4"),
+        ("kind", "<u4"),
+        ("size_bytes", "<u4"),
+        ("object_bytes", "<u4"),
+        ("first_addr", "<u8"),
+        ("cache", "S32"),
+    ]
 )
 RANGE_KEY = np.dtype([("addr", "<u8"), ("pid", "<u4"), ("space", "<u4")])
 LIVE_RANGE = np.dtype(

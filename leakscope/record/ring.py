@@ -60,13 +60,13 @@ class Ring:
         size = self.dtype.itemsize
         possible = min((produced - consumed) // self._stride, self._window)
         if possible > 0:
-            headers = np.ndarray((possible,), np.uint32, self._data, offset, (self._stride,)).copy()  # type: ignore[call-overload]
+            headers = np.ndarray((possible,), np.uint32, self._data, offset, (self._stride,)).copy()
             whole = (headers & ~np.uint32(_DISCARDED)) == size
             run = possible if whole.all() else int(whole.argmin())
             # A busy or odd record ends the run: look less far next time, so that it is not re-read for each.
             self._window = min(self._window * 2, 65536) if run == possible else max(128, 2 * run)
             if run:
-                records = np.ndarray((run,), self.dtype, self._data, offset + _HEADER_BYTES, (self._stride,))  # type: ignore[call-overload]
+                records = np.ndarray((run,), self.dtype, self._data, offset + _HEADER_BYTES, (self._stride,))
                 discarded = (headers[:run] & _DISCARDED) != 0
                 records = records[~discarded] if discarded.any() else records.copy()
                 self._consumer[0] = consumed + run * self._stride
@@ -76,14 +76,14 @@ class Ring:
     def _read_single(self, consumed: int, produced: int, offset: int) -> np.ndarray | None:
         if produced <= consumed:
             return None
-        header = int(np.ndarray((1,), np.uint32, self._data, offset)[0])  # type: ignore[call-overload]
+        header = int(np.ndarray((1,), np.uint32, self._data, offset)[0])
         if header & _BUSY:
             return None
         length = header & ~(_BUSY | _DISCARDED)
         records = np.empty(0, self.dtype)
         if not header & _DISCARDED:
             if length == self.dtype.itemsize:  # busy at the bulk look, ready now
-                records = np.ndarray((1,), self.dtype, self._data, offset + _HEADER_BYTES).copy()  # type: ignore[call-overload]
+                records = np.ndarray((1,), self.dtype, self._data, offset + _HEADER_BYTES).copy()
             else:
                 start = offset + _HEADER_BYTES
                 self.other.append(self._data[start : start + length].tobytes())

@@ -23,7 +23,7 @@ _SAMPLE_ID_BYTES = 16  # pid, tid, time: PERF_SAMPLE_TID | PERF_SAMPLE_TIME
 
 @dataclass(frozen=True)
 class SideBandEvent:
-    """One event, `ts_ns` in CLOCK_MONOTONIC. `kind` is exec, comm, fork, exit, or map; `other` is the parent of a fork."""
+    """One event, `ts_ns` in CLOCK_MONOTONIC. `kind` is exec, comm, fork, exit, or map; `other` a fork's parent."""
 
     ts_ns: int
     kind: str

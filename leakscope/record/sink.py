@@ -27,6 +27,9 @@ from leakscope.record.side_band import SideBandEvent
 from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
 
+MANIFEST_EVERY_NS = 5_000_000_000
+"""How often the manifest is brought up to date, so that a power loss costs no more checksums than that."""
+
 FORGET_AFTER_NS = 10_000_000_000
 """How long an ended process's mappings are kept for events that are still on their way."""
 
@@ -74,6 +77,7 @@ class Sink:
         self._on_map = on_map
         self._queue: queue.Queue[Batch | None] = queue.Queue(maxsize=8)
         self._ended: dict[int, int] = {}
+        self._manifest_saved_ns = 0
         self.totals = Totals()
         self.seen_pids: set[int] = set()
         self.error: Exception | None = None
@@ -133,7 +137,7 @@ class Sink:
                 self._processes.ended(pid, ts_ns)
                 self._ended[pid] = ts_ns
             tables += [("mem_events", table) for table in decoded.mem_events]
-            tables += [("calls", decoded.calls), ("launches", decoded.launches)]  # type: ignore[list-item]
+            tables += [("calls", decoded.calls), ("launches", decoded.launches)]
         if batch.objects:
             tables.append(("mem_events", self._objects.table(np.concatenate(batch.objects))))
         tables += [("samples", table) for table in batch.samples]
@@ -149,6 +153,9 @@ class Sink:
             parts = [table for kind, table in tables if kind == name and table is not None and table.num_rows]
             if parts:
                 self._write(name, _concatenate(parts))
+        if batch.ts_ns - self._manifest_saved_ns > MANIFEST_EVERY_NS:
+            self._manifest_saved_ns = batch.ts_ns
+            self._writer.save_manifest()
         for pid in [pid for pid, ts_ns in self._ended.items() if ts_ns + FORGET_AFTER_NS < batch.ts_ns]:
             del self._ended[pid]
             self._spaces.forget(pid)

@@ -19,12 +19,9 @@ def bytes_text(value: float) -> str:
     """Bytes for people: 1.5 MiB."""
     sign = "-" if value < 0 else ""
     value = abs(value)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            break
-        value /= 1024
-    else:
-        unit = "TiB"
+    unit, *larger = ("B", "KiB", "MiB", "GiB", "TiB")
+    while value >= 1024 and larger:
+        value, unit = value / 1024, larger.pop(0)
     return f"{sign}{value:.0f} {unit}" if unit == "B" else f"{sign}{value:.1f} {unit}"
 
 

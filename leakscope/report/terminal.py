@@ -6,9 +6,9 @@ Everything that comes from a capture is untrusted text and is printed with its c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from textwrap import wrap
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -32,7 +32,11 @@ def print_report(console: Console, report: Report, top: int = 10) -> None:
     if len(findings) > _MAX_FINDINGS:
         console.print(f"… and {len(findings) - _MAX_FINDINGS} more findings: --json has all", style="dim")
     named = {site for finding in findings for site in (*finding.sites, *finding.consequences)}
-    _sites(console, [s for s in report.sites if s.id not in named and s.frees_visible and s.added and s.live_bytes], top)
+    _sites(
+        console,
+        [s for s in report.sites if s.id not in named and s.frees_visible and s.added and s.live_bytes],
+        top,
+    )
     _hidden(console, [s for s in report.sites if not s.frees_visible])
     _rows(console, "losses", report.losses)
     _reconciliation(console, report.reconciliation)
@@ -83,9 +87,7 @@ def _layers(console: Console, report: Report) -> None:
     console.print(table)
 
 
-def _finding(
-    console: Console, number: int, finding: Verdict, chains: dict[str, Chain], report: Report
-) -> None:
+def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, Chain], report: Report) -> None:
     assert finding.culprit is not None
     head = Text(f"{number}. {finding.layer}: ", _STYLES[finding.verdict])
     head.append(printable(finding.culprit.frame or "unknown code"), "bold")
@@ -101,8 +103,8 @@ def _finding(
     _indented(console, ", ".join(facts))
     if finding.verdict != "leak":
         _indented(console, "; ".join((*finding.reasons, *(f"missing: {m}" for m in finding.missing))))
-    elif finding.reasons:
-        _indented(console, finding.reasons[0])
+    else:  # the second reason is the rate, said above
+        _indented(console, "; ".join((*finding.reasons[:1], *finding.reasons[2:])))
     if chain := chains.get(finding.sites[0] if finding.sites else ""):
         _indented(console, " → ".join(_name(link) for link in _shortened(chain.links)), "cyan")
     if len(finding.culprit.slab_caches) > 1:
@@ -110,9 +112,7 @@ def _finding(
     below = [link for site in finding.sites if site in chains for link in chains[site].detail]
     if below:
         parts = [
-            link.name
-            if link.what == "syscall"
-            else f"{link.name} {counted(link.count, 'object')}, {size(link.bytes)}"
+            link.name if link.what == "syscall" else f"{link.name} {counted(link.count, 'object')}, {size(link.bytes)}"
             for link in below[:4]
         ]
         _indented(console, f"kept in the kernel by these calls: {'; '.join(parts)}")
@@ -124,9 +124,10 @@ def _finding(
 
 
 def _shortened(links: Sequence[ChainLink], frames: int = 3) -> list[ChainLink]:
-    """The chain with only the innermost application frames."""
+    """The chain with only the innermost frames of the application, those without a name left out."""
     lead = next((i for i, link in enumerate(links) if link.what != "frame"), len(links))
-    return list(links[max(0, lead - frames) :])
+    named = [link for link in links[:lead] if "+0x" not in link.name]
+    return [*named[-frames:], *links[lead:]]
 
 
 def _name(link: ChainLink) -> str:
@@ -136,28 +137,34 @@ def _name(link: ChainLink) -> str:
 
 
 def _sites(console: Console, sites: Sequence[Site], top: int) -> None:
-    if not sites or top <= 0:
+    """One row for the sites of a culprit in a slab cache or kind, those that keep most first."""
+    groups: dict[tuple[str, str, str], list[Site]] = {}
+    for site in sites:
+        what = site.slab_cache or site.kind
+        groups.setdefault((site.culprit_frame or what, site.layer, what), []).append(site)
+    if not groups or top <= 0:
         return
-    table = _table("other sites", "layer", "kind", ">kept", ">objects", ">share", ">growth")
-    for site in sites[:top]:
-        mark = "~" if site.stack_sampled else ""
-        name = site.culprit_frame or site.slab_cache or site.kind
+    table = _table("other sites", "layer", "kind", ">kept", ">share", ">growth")
+    ranked = sorted(groups.items(), key=lambda item: (-sum(s.live_bytes for s in item[1]), item[0]))
+    for (name, layer, what), members in ranked[:top]:
+        kept = sum(site.live_bytes for site in members)
+        share = kept / max(1, sum(site.allocated_bytes for site in members))
+        mark = "~" if any(site.stack_sampled for site in members) else ""
         table.add_row(
             printable(name),
-            site.layer,
-            printable(site.slab_cache or site.kind),
-            mark + size(site.live_bytes),
-            f"{site.live_objects:,}",
-            f"{site.kept_share:.0%}",
-            rate(site.growth.bytes_per_s) if site.growth else "",
+            layer,
+            printable(what),
+            mark + size(kept),
+            f"{share:.0%}",
+            rate(sum(site.growth.bytes_per_s for site in members if site.growth)),
         )
     console.print()
     console.print(table)
     notes = []
-    if any(site.stack_sampled for site in sites[:top]):
+    if any(site.stack_sampled for _, members in ranked[:top] for site in members):
         notes.append("~ apportioned by sampled stacks")
-    if len(sites) > top:
-        notes.append(f"{len(sites) - top:,} more with --top or --json")
+    if len(ranked) > top:
+        notes.append(f"{len(ranked) - top:,} more with --top, all with --json")
     if notes:
         console.print("; ".join(notes), style="dim")
 
@@ -186,8 +193,7 @@ def _rows(console: Console, title: str, rows: Sequence[Row]) -> None:
     console.print(f"{title}:")
     for row in rows:
         value = "?" if row.value is None else f"{row.value:,}"
-        detail = f" ({row.detail})" if row.detail else ""
-        _indented(console, f"{row.source}: {row.what} {value}{detail}")
+        _indented(console, f"{row.source}: {row.what} {value}")
 
 
 def _reconciliation(console: Console, rows: Sequence[Row]) -> None:
@@ -234,7 +240,8 @@ def _table(*columns: str) -> Table:
 
 
 def _indented(console: Console, text: str, style: str = "") -> None:
-    console.print(Padding(Text(printable(text), style), (0, 0, 0, 3), expand=False))
+    for line in wrap(printable(text), max(20, console.width - 3), break_on_hyphens=False):
+        console.print(Text(f"   {line}", style))
 
 
 def plain_lines(report: Report, width: int, top: int = 10) -> Iterable[str]:

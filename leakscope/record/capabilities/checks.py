@@ -116,11 +116,7 @@ def check_types(host: Host) -> Capability:
 def check_tracefs(host: Host) -> Capability:
     """Whether tracefs is mounted and its tracepoints are readable."""
     needed_for = "tracepoints of maps, processes and resident memory"
-    places = [
-        host.sys / path
-        for path in ("kernel/tracing", "kernel/debug/tracing")
-        if _mounted(host, f"sys/{path}")
-    ]
+    places = [host.sys / path for path in ("kernel/tracing", "kernel/debug/tracing") if _mounted(host, f"sys/{path}")]
     for place in places:
         if _readable(place / "events/kmem/kmalloc/id"):
             return Capability("tracefs", "ok", str(place), needed_for, True)

@@ -9,7 +9,15 @@ import pyarrow as pa
 
 from leakscope.model.tables import CALLS, LAUNCHES
 from leakscope.record import records
-from leakscope.record.decode.columns import CAUSE_CODES, KIND_CODES, LAYER_CODES, OP_CODES, EventColumns, Words, distinct
+from leakscope.record.decode.columns import (
+    CAUSE_CODES,
+    KIND_CODES,
+    LAYER_CODES,
+    OP_CODES,
+    EventColumns,
+    Words,
+    distinct,
+)
 from leakscope.record.decode.mappings import ROW, Mappings
 from leakscope.record.kernel.bpf import Map
 from leakscope.record.probes import functions
@@ -86,7 +94,9 @@ class Calls:
     def _allocations(self, called: np.ndarray) -> pa.Table:
         role = _ROLES[called["function"]]
         made = (role == functions.ALLOC) | (role == functions.REALLOC)
-        own = called[made & (called["result"] == 0) & ((called["flags"] & records.CALL_NESTED) == 0) & (called["addr"] != 0)]
+        own = called[
+            made & (called["result"] == 0) & ((called["flags"] & records.CALL_NESTED) == 0) & (called["addr"] != 0)
+        ]
         function = own["function"]
         return self._columns.table(
             len(own),

@@ -61,7 +61,11 @@ class Mappings:
         function = batch["function"]
         made = ~ended & np.isin(function, (records.MAP_MMAP, records.MAP_MREMAP))
         advised = ~ended & (function == records.MAP_MADVISE)
-        pieces = [self._bulk(batch[made], "alloc"), self._bulk(batch[ended], "free"), self._bulk(batch[advised], "advise")]
+        pieces = [
+            self._bulk(batch[made], "alloc"),
+            self._bulk(batch[ended], "free"),
+            self._bulk(batch[advised], "advise"),
+        ]
         by_range = ~ended & (((batch["flags"] & records.CALL_PARTIAL) != 0) | (function == records.MAP_BRK))
         shortened = ended & (batch["cause"] == records.CAUSE_REUSE)
         if by_range.any() or shortened.any():
@@ -80,7 +84,7 @@ class Mappings:
         remapped = (batch["function"] == records.MAP_MREMAP) & ~free
         flags = np.where(remapped, batch["context"] & 0xFFFFFFFF, batch["arg0"])
         prot = np.where(remapped, batch["context"] >> 32, batch["arg1"])
-        rows["kind"] = kinds(flags, prot)
+        rows["kind"] = KIND_CODES["mmap_anon"] if op == "advise" else kinds(flags, prot)
         rows["raw_stack"] = batch["user_stack"]
         rows["call_id"] = batch["parent_id"]
         rows["alloc_ts_ns"] = batch["alloc_ts_ns"] if free else 0
@@ -116,7 +120,9 @@ class Mappings:
 
     def _overlaid(self, ended: np.void, batch: np.ndarray, known: _KnownRanges) -> list[np.void]:
         """A fixed mapping replaced the head of a longer one: what is left of the old one lives on."""
-        same = batch[(batch["type"] == records.CALL_MAP) & (batch["addr"] == ended["addr"]) & (batch["pid"] == ended["pid"])]
+        same = batch[
+            (batch["type"] == records.CALL_MAP) & (batch["addr"] == ended["addr"]) & (batch["pid"] == ended["pid"])
+        ]
         same = same[same["exit_ns"] == ended["exit_ns"]]
         if not len(same) or same[0]["size_bytes"] >= ended["size_bytes"]:
             return []
@@ -149,7 +155,13 @@ class Mappings:
             if size <= 0:
                 break
             row = newest.copy()
-            row["ts_ns"], row["tid"], row["op"], row["addr"], row["size_bytes"] = now, record["tid"], OP_CODES["free"], start, size
+            row["ts_ns"], row["tid"], row["op"], row["addr"], row["size_bytes"] = (
+                now,
+                record["tid"],
+                OP_CODES["free"],
+                start,
+                size,
+            )
             row["requested_bytes"], row["alloc_ts_ns"] = size, newest["ts_ns"]
             rows.append(row)
             newest["size_bytes"] -= size
@@ -182,7 +194,12 @@ class Mappings:
         apis = np.array([self._columns.apis.code(API_NAMES[i]) for i in sorted(API_NAMES)], np.int16)
         columns = {name: rows[name] for name in ROW.names or () if name not in ("function", "raw_stack", "caller")}
         return self._columns.table(
-            len(rows), layer=LAYER_CODES["host"], api=apis[rows["function"]], user_stack=user_stacks, weight=1, **columns
+            len(rows),
+            layer=LAYER_CODES["host"],
+            api=apis[rows["function"]],
+            user_stack=user_stacks,
+            weight=1,
+            **columns,
         )
 
 

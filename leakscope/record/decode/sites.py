@@ -15,6 +15,12 @@ from leakscope.record.symbols.interner import Interner
 KMALLOC_CACHE_MAX_BYTES = 8192
 """Largest kmalloc size that a slab cache serves (KMALLOC_MAX_CACHE_SIZE, two pages); larger ones are pages."""
 
+SLAB_BOOKKEEPING = frozenset(
+    {"alloc_slab_obj_exts", "memcg_alloc_slab_cgroups", "alloc_empty_sheaf", "__alloc_empty_sheaf", "alloc_full_sheaf"}
+)
+"""Functions of mm/slub.c and mm/memcontrol.c that allocate for the allocator itself: accounting vectors of a new slab,
+arrays of cached objects. They fall to whoever happens to need a new slab and go with it."""
+
 SITE_ROW = np.dtype(
     [
         ("kind", "i2"), ("api", "i2"), ("slab_cache", "i2"), ("size_bytes", "i8"), ("object_bytes", "i8"),
@@ -29,7 +35,12 @@ class Sites:
     """Site numbers → kind, api, slab cache, size and call site. Reads the `sites` map when it meets a new number."""
 
     def __init__(
-        self, sites_map: Map, interner: Interner, columns: EventColumns, cache_of: CacheOfAddress, gfp_account: Callable[[], int]
+        self,
+        sites_map: Map,
+        interner: Interner,
+        columns: EventColumns,
+        cache_of: CacheOfAddress,
+        gfp_account: Callable[[], int],
     ) -> None:
         self._map = sites_map
         self._interner = interner
@@ -81,7 +92,9 @@ class Sites:
             return KIND_CODES["slab"], api, code(name), size, int(info["object_bytes"]), frame, stack
         api = self._columns.apis.code("kmalloc")
         name = self._kmalloc_cache(int(info["first_addr"]), size, int(key["what"]) >> 32)
-        return KIND_CODES["kmalloc"], api, code(name), size, 0, frame, stack
+        bookkeeping = not SLAB_BOOKKEEPING.isdisjoint(self._interner.functions(stack))
+        kind = "slab_meta" if bookkeeping else "kmalloc"
+        return KIND_CODES[kind], api, code(name), size, 0, frame, stack
 
     def _kmalloc_cache(self, address: int, size: int, gfp: int) -> str:
         if size > KMALLOC_CACHE_MAX_BYTES:

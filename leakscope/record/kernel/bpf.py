@@ -119,8 +119,9 @@ class Map:
         """
         keys: list[np.ndarray] = []
         values: list[np.ndarray] = []
-        cursor_in, cursor_out = ctypes.create_string_buffer(max(4, self.key_bytes)), ctypes.create_string_buffer(
-            max(4, self.key_bytes)
+        cursor_in, cursor_out = (
+            ctypes.create_string_buffer(max(4, self.key_bytes)),
+            ctypes.create_string_buffer(max(4, self.key_bytes)),
         )
         first = True
         while True:

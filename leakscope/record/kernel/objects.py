@@ -1,7 +1,7 @@
 """Which slab cache holds an address: the kernel's own answer through the kfunc bpf_get_kmem_cache.
 
-kmalloc's tracepoint names no cache, and since v6.11 (kmem_buckets_create, b32801d1255b) size and flags no longer tell it:
-a message queue's objects live in msg_msg-2k. A nine-instruction BPF program of type SYSCALL, run by
+kmalloc's tracepoint names no cache, and since v6.11 (kmem_buckets_create, b32801d1255b) size and flags no longer tell
+it: a message queue's objects live in msg_msg-2k. A nine-instruction BPF program of type SYSCALL, run by
 BPF_PROG_TEST_RUN, asks for one address at a time. Kernels without the kfunc (before 6.13) get None and the caller falls
 back to the name that size and flags imply.
 """

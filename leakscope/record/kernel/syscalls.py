@@ -6,12 +6,24 @@ import ctypes
 import os
 import platform
 
-_NUMBERS = {  # fmt: skip
+_NUMBERS = {
     "x86_64": {
-        "bpf": 321, "perf_event_open": 298, "mmap": 9, "munmap": 11, "brk": 12, "mremap": 25, "madvise": 28,
+        "bpf": 321,
+        "perf_event_open": 298,
+        "mmap": 9,
+        "munmap": 11,
+        "brk": 12,
+        "mremap": 25,
+        "madvise": 28,
     },
     "aarch64": {
-        "bpf": 280, "perf_event_open": 241, "mmap": 222, "munmap": 215, "brk": 214, "mremap": 216, "madvise": 233,
+        "bpf": 280,
+        "perf_event_open": 241,
+        "mmap": 222,
+        "munmap": 215,
+        "brk": 214,
+        "mremap": 216,
+        "madvise": 233,
     },
 }
 

@@ -28,7 +28,7 @@ class ProgramConfig:
     cgroup_id: int = 0
     cgroup_level: int = 0
     stacks: str = "sampled"
-    sample_first: int = 64  # stacks a site may take in a window on a CPU before sampling starts
+    sample_first: int = 256  # stacks a site may take in a window on a CPU before sampling starts
     sample_window_ns: int = 64_000_000
     sample_one_in: int = 64  # power of two
     mem_ring_bytes: int = 64 << 20
@@ -94,7 +94,8 @@ class LoadedPrograms(Protocol):
     name: str
 
     def program(self, function: str, kind: str) -> int:
-        """Descriptor of a loaded program; `kind` is raw_tracepoint, tracepoint or uprobe. NotCapableError if refused."""
+        """Descriptor of a loaded program; `kind` is raw_tracepoint, tracepoint, uprobe (for uprobe_multi links) or
+        uprobe_perf (for perf events). Raises NotCapableError if the kernel refuses it."""
 
     def map(self, name: str) -> Map:
         """A map by name."""

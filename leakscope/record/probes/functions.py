@@ -86,7 +86,13 @@ def _driver() -> list[FunctionProbe]:
     table += _alloc("cuMemAllocManaged", "managed", 1, lib)
     for api in _with_stream_twins("cuMemAllocAsync", "cuMemAllocFromPoolAsync"):
         table += _alloc(api, "async", 1, lib)
-    for api in ("cuMemFree_v2", "cuMemFree", *_with_stream_twins("cuMemFreeAsync"), "cuMemFreeHost", "cuMemHostUnregister"):
+    for api in (
+        "cuMemFree_v2",
+        "cuMemFree",
+        *_with_stream_twins("cuMemFreeAsync"),
+        "cuMemFreeHost",
+        "cuMemHostUnregister",
+    ):
         table += _free(api, lib)
     for api in ("cuMemAllocHost_v2", "cuMemHostAlloc"):
         table += _alloc(api, "pinned", 1, lib)
@@ -139,7 +145,12 @@ def _runtime() -> list[FunctionProbe]:
     table += _plain(DEVICE_RESET, lib, "cudaDeviceReset")
     table += _plain(LAUNCH_RUNTIME, lib, *_with_stream_twins("cudaLaunchKernel"), group="launch")
     table += _plain(
-        CALL, lib, "cudaGraphInstantiate", *_with_stream_twins("cudaGraphLaunch"), "cudaGraphExecDestroy", group="launch"
+        CALL,
+        lib,
+        "cudaGraphInstantiate",
+        *_with_stream_twins("cudaGraphLaunch"),
+        "cudaGraphExecDestroy",
+        group="launch",
     )
     return table
 

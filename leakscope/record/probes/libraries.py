@@ -9,6 +9,7 @@ import re
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from leakscope.record.kernel import bpf, perf
 from leakscope.record.kernel.bpf import Map
@@ -22,7 +23,7 @@ ENTRY, RETURN = "on_function_entry", "on_function_return"
 
 def library_of(path: str) -> str | None:
     """cuda, cudart or libc for a path with such a file name, else None."""
-    name = os.path.basename(path)
+    name = Path(path).name
     for library, pattern in LIBRARY_PATTERNS.items():
         if re.match(pattern, name):
             return library
@@ -56,7 +57,7 @@ class FunctionProbes:
         statically linked runtime). Failures are noted, not raised.
         """
         try:
-            stat = os.stat(path)
+            stat = Path(path).stat()
             if (stat.st_dev, stat.st_ino) in self._seen:
                 return 0
             self._seen.add((stat.st_dev, stat.st_ino))
@@ -119,7 +120,7 @@ def mapped_libraries(pid: int) -> list[str]:
 
 
 def libraries_before_start(command: list[str], environment: dict[str, str]) -> list[str]:
-    """Libraries that a command is going to load, as far as can be told beforehand: its own needs and the loader's cache.
+    """Libraries that a command is going to load, as far as can be told beforehand.
 
     Reads the dynamic sections (never runs the program), LD_LIBRARY_PATH, run paths and `ldconfig -p`.
     """
@@ -144,12 +145,12 @@ def libraries_before_start(command: list[str], environment: dict[str, str]) -> l
         needed, run_paths = _dynamic(path)
         for name in needed:
             for directory in [*run_paths, *directories]:
-                candidate = os.path.realpath(os.path.join(directory, name))
-                if os.path.isfile(candidate):
+                candidate = os.path.realpath(Path(directory) / name)
+                if Path(candidate).is_file():
                     break
             else:
                 candidate = os.path.realpath(cache.get(name, ""))
-            if os.path.isfile(candidate):
+            if Path(candidate).is_file():
                 queue.append(candidate)
                 if library_of(name) or library_of(candidate):
                     found[candidate] = None
@@ -183,7 +184,7 @@ def _dynamic(path: str) -> tuple[list[str], list[str]]:
     needed, run_paths = [], []
     try:
         with open(path, "rb") as file:
-            dynamic = ELFFile(file).get_section_by_name(".dynamic")
+            dynamic: Any = ELFFile(file).get_section_by_name(".dynamic")
             for tag in dynamic.iter_tags() if dynamic is not None else ():
                 if tag.entry.d_tag == "DT_NEEDED":
                     needed.append(tag.needed)
@@ -191,5 +192,5 @@ def _dynamic(path: str) -> tuple[list[str], list[str]]:
                     run_paths += str(getattr(tag, "runpath", None) or getattr(tag, "rpath", "")).split(":")
     except (OSError, ELFError):
         return [], []
-    origin = os.path.dirname(path)
+    origin = str(Path(path).parent)
     return needed, [p.replace("$ORIGIN", origin).replace("${ORIGIN}", origin) for p in run_paths if p]

@@ -64,9 +64,7 @@ def attach_raw(programs: LoadedPrograms, attachments: Attachments, tracepoints: 
         attachments.names.append(f"raw_tracepoint:{tracepoint}")
 
 
-def attach_classic(
-    programs: LoadedPrograms, attachments: Attachments, tracepoints: dict[tuple[str, str], str]
-) -> None:
+def attach_classic(programs: LoadedPrograms, attachments: Attachments, tracepoints: dict[tuple[str, str], str]) -> None:
     """Attach classic tracepoints through perf events; one that is missing is noted in `failed`."""
     for (category, name), program in tracepoints.items():
         label = f"tracepoint:{category}:{name}"

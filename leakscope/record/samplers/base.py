@@ -57,9 +57,7 @@ class ChangeFilter:
         self._last: dict[tuple[str, str, str], tuple[int, float]] = {}  # newest reading, emitted or not
         self._held: set[tuple[str, str, str]] = set()  # counters whose newest reading was not emitted
 
-    def pass_changed(
-        self, ts_ns: int, readings: Iterable[Reading], *, everything: bool
-    ) -> Iterator[TimedReading]:
+    def pass_changed(self, ts_ns: int, readings: Iterable[Reading], *, everything: bool) -> Iterator[TimedReading]:
         """The rows to emit for the readings of one moment; ``everything`` emits unchanged ones too."""
         for reading in readings:
             key = (reading.scope, reading.scope_id, reading.counter)
@@ -77,9 +75,5 @@ class ChangeFilter:
 
 def describe_error(error: Exception, what: str) -> str:
     """``what: reason`` without the parts of an OSError that differ from one PID to the next."""
-    reason = (
-        error.strerror
-        if isinstance(error, OSError) and error.strerror
-        else str(error) or type(error).__name__
-    )
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
     return f"{what}: {reason}"

@@ -20,9 +20,7 @@ _STATUS_COUNTERS = {
     b"VmPTE": "page_tables",
     b"VmSwap": "swap",
 }
-_STATUS_LINE = re.compile(
-    rb"^(VmSize|VmRSS|RssAnon|RssFile|RssShmem|VmPTE|VmSwap):\s+(\d+) kB$", re.MULTILINE
-)
+_STATUS_LINE = re.compile(rb"^(VmSize|VmRSS|RssAnon|RssFile|RssShmem|VmPTE|VmSwap):\s+(\d+) kB$", re.MULTILINE)
 _THREADS = re.compile(rb"^Threads:\s+(\d+)$", re.MULTILINE)
 _ROLLUP_LINE = re.compile(rb"^(Pss|Shared_Clean):\s+(\d+) kB$", re.MULTILINE)
 _ROLLUP_COUNTERS = {b"Pss": "pss", b"Shared_Clean": "shared_clean"}

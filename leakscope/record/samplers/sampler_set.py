@@ -103,6 +103,4 @@ class SamplerSet:
             "counter": [row.reading.counter for row in rows],
             "value": [float(row.reading.value) for row in rows],
         }
-        return pa.table(
-            {field.name: pa.array(columns[field.name], field.type) for field in SAMPLES}, schema=SAMPLES
-        )
+        return pa.table({field.name: pa.array(columns[field.name], field.type) for field in SAMPLES}, schema=SAMPLES)

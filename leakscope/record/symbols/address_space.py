@@ -133,9 +133,7 @@ class AddressSpaces:
         """A process was forked: the child starts with its parent's mappings."""
         self._history.setdefault(child, []).append((ts_ns, self.at(parent, ts_ns).copy()))
 
-    def map(
-        self, pid: int, ts_ns: int, start: int, end: int, file_offset: int, path: str, build_id: str = ""
-    ) -> None:
+    def map(self, pid: int, ts_ns: int, start: int, end: int, file_offset: int, path: str, build_id: str = "") -> None:
         """An executable file mapping was made."""
         if path.startswith("/"):
             self.at(pid, ts_ns).add(Mapping(start, end, file_offset, self.module(pid, path, build_id)))

@@ -44,7 +44,7 @@ class Interner:
         """Frame id of a kernel return address."""
         key = ("kernel", "", address)
         if key not in self._frame_ids:
-            # A return address points behind the call: look one byte back, so that a call at a function's end counts to it.
+            # A return address points behind the call: one byte back, so that a call at a function's end counts to it.
             function, module, _ = self._kernel.lookup(address - 1)
             self._add_frame(key, function, module or "kernel", "")
         return self._frame_ids[key]
