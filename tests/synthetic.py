@@ -65,9 +65,7 @@ class SyntheticCapture:
             self.rows["stacks"].append({"id": self._stacks[ids], "frames": list(ids)})
         return self._stacks[ids]
 
-    def process(
-        self, pid: int = PID, role: str = "root", start_s: float = 0.0, exit_s: float | None = None
-    ) -> None:
+    def process(self, pid: int = PID, role: str = "root", start_s: float = 0.0, exit_s: float | None = None) -> None:
         """A process; ``exit_s`` None = alive at the end."""
         exit_ns = 0 if exit_s is None else self.ns(exit_s)
         self.rows["processes"].append(
@@ -130,9 +128,7 @@ class SyntheticCapture:
         row = self.alloc(at_s, size, pid=pid)
         row |= {"op": "free", "alloc_ts_ns": 0}
 
-    def call(
-        self, api: str, enter_s: float, exit_s: float, *, parent: int = 0, pid: int = PID, result: int = 0
-    ) -> int:
+    def call(self, api: str, enter_s: float, exit_s: float, *, parent: int = 0, pid: int = PID, result: int = 0) -> int:
         """A call of a probed function; returns its id."""
         call = self._next_call
         self._next_call += 1
@@ -144,9 +140,7 @@ class SyntheticCapture:
         )  # fmt: skip
         return call
 
-    def sample(
-        self, at_s: float, counter: str, value: float, scope: str = "host", scope_id: str = ""
-    ) -> None:
+    def sample(self, at_s: float, counter: str, value: float, scope: str = "host", scope_id: str = "") -> None:
         """One reading of a counter."""
         self.rows["samples"].append(
             {"ts_ns": self.ns(at_s), "scope": scope, "scope_id": scope_id, "counter": counter, "value": value}
@@ -154,9 +148,7 @@ class SyntheticCapture:
 
     def loss(self, probe: str, what: str, count: int) -> None:
         """A loss."""
-        self.rows["losses"].append(
-            {"ts_ns": self.ns(self.seconds), "probe": probe, "what": what, "count": count}
-        )
+        self.rows["losses"].append({"ts_ns": self.ns(self.seconds), "probe": probe, "what": what, "count": count})
 
     def churn(
         self,
@@ -174,9 +166,7 @@ class SyntheticCapture:
             at = start_s + (end - start_s) * i / rounds
             self.free(self.alloc(at, size, **how), at + hold_s)
 
-    def leak(
-        self, count: int, size: int, *, start_s: float = 0.0, end_s: float | None = None, **how: Any
-    ) -> None:
+    def leak(self, count: int, size: int, *, start_s: float = 0.0, end_s: float | None = None, **how: Any) -> None:
         """``count`` allocations that are never freed, spread evenly over the time."""
         end = self.seconds if end_s is None else end_s
         for i in range(count):

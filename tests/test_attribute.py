@@ -238,9 +238,7 @@ def test_objects_that_end_only_by_reuse_are_listed_apart(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("grown_share", "verdict"), [(0.1, "not_leak"), (1.0, "leak")])
-def test_a_slab_cache_that_did_not_grow_disproves_a_leak(
-    tmp_path: Path, grown_share: float, verdict: str
-) -> None:
+def test_a_slab_cache_that_did_not_grow_disproves_a_leak(tmp_path: Path, grown_share: float, verdict: str) -> None:
     # given 1,000 objects never freed visibly, in a cache that grew by a tenth of them, or by all
     capture = SyntheticCapture(10)
     capture.process()

@@ -97,9 +97,7 @@ def test_losses_hide_frees_of_the_layers_that_their_probe_serves() -> None:
 
 
 @pytest.mark.parametrize(("dropped", "verdict"), [(99, "leak"), (100, "inconclusive")])
-def test_as_many_lost_frees_as_kept_objects_withhold_the_verdict(
-    tmp_path: Path, dropped: int, verdict: str
-) -> None:
+def test_as_many_lost_frees_as_kept_objects_withhold_the_verdict(tmp_path: Path, dropped: int, verdict: str) -> None:
     # given 125 kept objects, 100 of them after the warm-up, and frees lost in a full ring
     capture = SyntheticCapture(10)
     capture.process()

@@ -24,14 +24,10 @@ def attribute(
         list[Path],
         typer.Argument(metavar="EVIDENCE…", help="Captures, packed captures too.", show_default=False),
     ],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one object of schema leakscope-report/1.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object of schema leakscope-report/1.")] = False,
     top: Annotated[int, typer.Option(min=0, help="Sites to list besides those of the findings.")] = 10,
     layer: Annotated[str | None, typer.Option(help=f"Only this layer: {', '.join(LAYERS)}.")] = None,
-    pid: Annotated[
-        int | None, typer.Option("--pid", "-p", min=0, help="Only memory of this process.")
-    ] = None,
+    pid: Annotated[int | None, typer.Option("--pid", "-p", min=0, help="Only memory of this process.")] = None,
     warmup: Annotated[
         float | None,
         typer.Option(
@@ -86,7 +82,9 @@ def _report(evidence: list[Path], options: Options, memory: str) -> Report:
         try:
             capture = Capture.open(path)
         except BadInputError as error:
-            raise BadInputError(f"{error} (attribute reads captures and packed captures so far)") from None
+            if not path.exists():
+                raise
+            raise BadInputError(f"{error}; attribute reads captures and packed captures so far") from None
         try:
             with capture.connect(memory_limit=memory) as connection:
                 report = attribute_capture(connection, capture.manifest, options)

@@ -118,9 +118,7 @@ def curves(
     kept_bytes, kept_objects = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     if not len(ids):
         return kept_bytes, kept_objects
-    con.register(
-        "wanted", pd.DataFrame({"id": ids, "row": np.arange(len(ids), dtype=np.int64), "folded": folded})
-    )
+    con.register("wanted", pd.DataFrame({"id": ids, "row": np.arange(len(ids), dtype=np.int64), "folded": folded}))
     rows = con.execute(
         f"""
         WITH chosen AS (

@@ -98,17 +98,12 @@ def _detail(row: pd.Series, stacks: Stacks, nested: Nesting) -> tuple[ChainLink,
         return ()
     named = below.assign(
         entry=[entry_of(stacks[stack]) for stack in below["kernel_stack"]],
-        name=[
-            folded_cache(cache) or kind
-            for cache, kind in zip(below["slab_cache"], below["kind"], strict=True)
-        ],
+        name=[folded_cache(cache) or kind for cache, kind in zip(below["slab_cache"], below["kind"], strict=True)],
     )
     sums = named.groupby("name", sort=True)[["allocations", "live_objects", "live_bytes"]].sum().reset_index()
     sums = sums.sort_values(["live_bytes", "name"], ascending=[False, True], kind="stable")
     links = [
-        ChainLink(
-            "syscall", entry, "nesting", 1.0, int(group["allocations"].sum()), int(group["live_bytes"].sum())
-        )
+        ChainLink("syscall", entry, "nesting", 1.0, int(group["allocations"].sum()), int(group["live_bytes"].sum()))
         for entry, group in named.groupby("entry", sort=True)
         if entry
     ]

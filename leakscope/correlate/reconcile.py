@@ -40,9 +40,7 @@ class SlabEvidence(NamedTuple):
 
 def evidence_ends(lives: pd.DataFrame) -> dict[int, int]:
     """source_id → when the first root process began to exit; the end of the source where none did."""
-    ends = {
-        int(s): int(e) for s, e in lives.loc[lives["pid"] == FOLDED_PID, ["source_id", "until_ns"]].to_numpy()
-    }
+    ends = {int(s): int(e) for s, e in lives.loc[lives["pid"] == FOLDED_PID, ["source_id", "until_ns"]].to_numpy()}
     roots = lives[(lives["role"] == "root") & (lives["exit_ns"] > 0)]
     for source, exit_ns in roots[["source_id", "exit_ns"]].to_numpy():
         ends[int(source)] = min(ends[int(source)], int(exit_ns))
@@ -141,9 +139,7 @@ def kernel_rows(
         for before, after in found[2].values()
     ]
     if unreclaimable:
-        rows += _compared(
-            "meminfo", "growth of SUnreclaim", int(sum(unreclaimable)), "kept in slabs", kept_all
-        )
+        rows += _compared("meminfo", "growth of SUnreclaim", int(sum(unreclaimable)), "kept in slabs", kept_all)
     return rows
 
 
@@ -157,9 +153,7 @@ def host_rows(con: duckdb.DuckDBPyConnection, lives: pd.DataFrame) -> list[Row]:
             rows.append(Row("proc", f"{what} was not sampled twice: not reconciled", None, "bytes"))
         else:
             grown, kept, processes = found
-            rows += _compared(
-                "proc", f"growth of {what} of {processes} processes", grown, "kept in maps", kept
-            )
+            rows += _compared("proc", f"growth of {what} of {processes} processes", grown, "kept in maps", kept)
     return rows
 
 
@@ -171,9 +165,7 @@ def gpu_rows(con: duckdb.DuckDBPyConnection, lives: pd.DataFrame, ends: dict[int
     condition = f"layer = 'gpu' AND kind NOT IN ({left_out})"
     found = _process_changes(con, lives, "gpu_process_used", condition)
     if found is not None:
-        return _compared(
-            "NVML", "growth of GPU memory of the processes", found[0], "kept on the GPU", found[1]
-        )
+        return _compared("NVML", "growth of GPU memory of the processes", found[0], "kept on the GPU", found[1])
     grown = kept = 0
     sampled = False
     for source, end in ends.items():

@@ -73,9 +73,7 @@ def holdings(con: duckdb.DuckDBPyConnection, series: pd.DataFrame, lives: pd.Dat
         {
             "id": np.concatenate([own.series_ids, pools.series_ids]),
             "row": np.concatenate([own.rows, row_of_pool[pools.rows]]),
-            "bytes": np.concatenate(
-                [1.0 + others * _ratio(own_table, "bytes")[own.rows], np.ones(len(pools.rows))]
-            ),
+            "bytes": np.concatenate([1.0 + others * _ratio(own_table, "bytes")[own.rows], np.ones(len(pools.rows))]),
             "objects": np.concatenate(
                 [1.0 + others * _ratio(own_table, "objects")[own.rows], np.ones(len(pools.rows))]
             ),

@@ -27,11 +27,7 @@ class Frame(NamedTuple):
         if self.function:
             if not self.file:
                 return self.function
-            return (
-                f"{self.function} ({self.file}:{self.line})"
-                if self.line
-                else f"{self.function} ({self.file})"
-            )
+            return f"{self.function} ({self.file}:{self.line})" if self.line else f"{self.function} ({self.file})"
         name = self.module.rsplit("/", 1)[-1]
         return f"{name}+{self.offset:#x}" if name else (f"{self.offset:#x}" if self.offset else "[unknown]")
 
@@ -47,9 +43,7 @@ class Stacks:
         needed = sorted({frame for frames in self._frames_of.values() for frame in frames})
         con.register("wanted", pd.DataFrame({"id": needed}, dtype="int32"))
         self._frames = {
-            row[0]: Frame(
-                row[1] or "", row[2] or "", row[3] or 0, row[4] or "", row[5] or 0, row[6] or "native"
-            )
+            row[0]: Frame(row[1] or "", row[2] or "", row[3] or 0, row[4] or "", row[5] or 0, row[6] or "native")
             for row in con.execute(
                 'SELECT id, function, file, line, module, "offset", kind FROM frames JOIN wanted USING (id)'
             ).fetchall()

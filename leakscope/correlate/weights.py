@@ -42,9 +42,7 @@ def shares_within(group: IntArray, mass: FloatArray, groups: int) -> FloatArray:
     return np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
 
 
-def standard_error(
-    pool_bytes: IntArray, group: IntArray, share: FloatArray, survivors: FloatArray
-) -> FloatArray:
+def standard_error(pool_bytes: IntArray, group: IntArray, share: FloatArray, survivors: FloatArray) -> FloatArray:
     """Standard error in bytes of each member's part of its pool: total * sqrt(p (1 - p) / n).
 
     The binomial error of a share p estimated from the n sampled survivors of the group (float64[G]).

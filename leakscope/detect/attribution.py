@@ -93,9 +93,7 @@ def attribute(con: duckdb.DuckDBPyConnection, manifest: Manifest, options: Optio
             *nested.below["kernel_stack"],
         ],
     )
-    in_call = set(
-        zip(*(nested.above[c] for c in ("kernel_stack", "user_stack", "python_stack")), strict=True)
-    )
+    in_call = set(zip(*(nested.above[c] for c in ("kernel_stack", "user_stack", "python_stack")), strict=True))
     names = {int(row["site"]): _names(row, stacks, in_call) for _, row in listed.iterrows()}
     ids = _site_ids(listed, names)
     findings = [_with_ids(f, ids) for f in find(judged, held.table, names, lives)]
@@ -216,9 +214,7 @@ def _with_ids(finding: Verdict, ids: dict[int, str]) -> Verdict:
 
 def _site_rates(judged: pd.DataFrame) -> dict[int, Growth]:
     rates: dict[int, Growth] = {}
-    squares = judged.assign(
-        below=(judged["rate"] - judged["low"]) ** 2, above=(judged["high"] - judged["rate"]) ** 2
-    )
+    squares = judged.assign(below=(judged["rate"] - judged["low"]) ** 2, above=(judged["high"] - judged["rate"]) ** 2)
     for site, row in squares.groupby("site")[["rate", "below", "above"]].sum().iterrows():
         rates[int(site)] = Growth(  # type: ignore[call-overload]
             "live", row["rate"], row["rate"] - row["below"] ** 0.5, row["rate"] + row["above"] ** 0.5
@@ -255,9 +251,7 @@ def _site(row: pd.Series, site_id: str, names: Names, rates: dict[int, Growth]) 
     )
 
 
-def _layers(
-    held: Holdings, sites: pd.DataFrame, lives: pd.DataFrame, warm_up_s: float | None
-) -> list[LayerTotal]:
+def _layers(held: Holdings, sites: pd.DataFrame, lives: pd.DataFrame, warm_up_s: float | None) -> list[LayerTotal]:
     """Totals by layer; each byte in one layer, kinds that another kind already counts left out."""
     windows = lives.drop_duplicates("life").set_index("life")
     sites = sites.assign(added=~sites["kind"].isin(KINDS_NOT_ADDED))

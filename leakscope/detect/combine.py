@@ -23,9 +23,7 @@ def combine(reports: Sequence[Report]) -> Report:
         merged.sites += [replace(site, id=prefix + site.id, source=number) for site in report.sites]
         merged.layers += [_named(layer, number) for layer in report.layers]
         merged.losses += [replace(row, source=f"{number}: {row.source}") for row in report.losses]
-        merged.reconciliation += [
-            replace(row, source=f"{number}: {row.source}") for row in report.reconciliation
-        ]
+        merged.reconciliation += [replace(row, source=f"{number}: {row.source}") for row in report.reconciliation]
         merged.inputs += report.inputs
         merged.sites_total += report.sites_total
     verdicts.sort(key=lambda v: (VERDICTS.index(v.verdict), -(v.growth.bytes_per_s if v.growth else 0.0)))

@@ -35,9 +35,7 @@ class Names(NamedTuple):
     thread_stack: bool = False
 
 
-def find(
-    judged: pd.DataFrame, rows: pd.DataFrame, names: dict[int, Names], lives: pd.DataFrame
-) -> list[Verdict]:
+def find(judged: pd.DataFrame, rows: pd.DataFrame, names: dict[int, Names], lives: pd.DataFrame) -> list[Verdict]:
     """Findings of one capture, ranked: leaks by rate, then what is unclear, then what is no leak after all.
 
     ``judged``: of :func:`leakscope.detect.judge.judge`. ``rows``: the holdings table. ``names``: by site
@@ -66,9 +64,7 @@ def find(
     ]
 
 
-def _consequences(
-    leaks: pd.DataFrame, names: dict[int, Names]
-) -> tuple[pd.Series, dict[tuple[str, str], list[int]]]:
+def _consequences(leaks: pd.DataFrame, names: dict[int, Names]) -> tuple[pd.Series, dict[tuple[str, str], list[int]]]:
     """Kernel sites that only follow from maps, GPU memory or slab objects of the same process.
 
     Returns which rows of ``leaks`` they are, and (layer, culprit) of the cause → their site numbers.

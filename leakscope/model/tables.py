@@ -95,6 +95,7 @@ LAUNCHES = pa.schema(
     [
         ("source_id", pa.int16()),
         ("id", pa.int64()),
+        ("parent_id", pa.int64()),  # cuLaunchKernel inside cudaLaunchKernel: the outer launch; 0 = outermost
         ("ts_ns", pa.int64()),
         ("pid", pa.int32()),
         ("tid", pa.int32()),

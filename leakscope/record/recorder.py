@@ -8,6 +8,7 @@ import os
 import platform
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -69,6 +70,8 @@ class Recorder:
     def _record(self, command: Command | None) -> Summary:
         options = self._options
         lock = self._lock()
+        # Threads here mix many short system calls with long numpy runs: at Python's 5 ms each call would wait as long.
+        sys.setswitchinterval(0.0005)
         source = self._describe_source(command)
         writer = CaptureWriter.create(options.output, Manifest(sources=[source]), force=options.force)
         try:
@@ -154,7 +157,9 @@ class Recorder:
                 ended_by = "error"
                 break
             if now >= next_sample:
-                next_sample = max(next_sample + options.interval_s, now)
+                # Denser at first, so that a target of a second has samples at all.
+                early = now - began < options.interval_s
+                next_sample = max(next_sample + options.interval_s / (10 if early else 1), now)
                 session.request_sample()
             if now >= next_status:
                 events = session.read_events

@@ -236,7 +236,9 @@ class Calls:
         offsets = np.arange(len(launched) + 1, dtype=np.int32) * 3
         plain = {
             "source_id": np.full(len(launched), self._columns.source_id, np.int16),
-            "id": launched["id"], "ts_ns": launched["enter_ns"], "pid": launched["pid"], "tid": launched["tid"],
+            "id": launched["id"],
+            "parent_id": launched["parent_id"],
+            "ts_ns": launched["enter_ns"], "pid": launched["pid"], "tid": launched["tid"],
             "function": launched["addr"], "stream": launched["context"], "result": launched["result"],
             "user_stack": self._stacks_of(launched),
         }  # fmt: skip

@@ -56,27 +56,26 @@ class ElfFile:
         return ""
 
     @cached_property
-    def _functions(self) -> tuple[np.ndarray, np.ndarray, list[tuple[bytes, int]]]:
-        """(file offsets sorted, sizes, (string table, name offset) a symbol) of all function symbols."""
-        offsets: list[np.ndarray] = []
-        sizes: list[np.ndarray] = []
-        names: list[tuple[bytes, int]] = []
+    def _functions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """(file offset, size, string table, place of the name in it) of all function symbols, sorted by offset."""
+        columns: list[tuple[np.ndarray, ...]] = []
+        self._strings: list[bytes] = []
         for section_name in (".symtab", ".dynsym"):
             section = self._elf.get_section_by_name(section_name)
             if section is None:
                 continue
-            strings: bytes = self._elf.get_section(section["sh_link"]).data()
+            self._strings.append(self._elf.get_section(section["sh_link"]).data())
             table = np.frombuffer(section.data(), _SYMBOL_64)
             kinds = table["info"] & 15
             table = table[((kinds == _STT_FUNC) | (kinds == _STT_GNU_IFUNC)) & (table["section"] != 0)]
-            offsets.append(self._file_offsets(table["value"]))
-            sizes.append(table["size"].astype(np.int64))
-            names.extend((strings, int(name)) for name in table["name"])
-        if not offsets:
-            return np.empty(0, np.int64), np.empty(0, np.int64), []
-        all_offsets, all_sizes = np.concatenate(offsets), np.concatenate(sizes)
-        order = np.lexsort((all_sizes, all_offsets))
-        return all_offsets[order], all_sizes[order], [names[i] for i in order]
+            which = np.full(len(table), len(self._strings) - 1)
+            columns.append((self._file_offsets(table["value"]), table["size"].astype(np.int64), which, table["name"]))
+        if not columns:
+            empty = np.empty(0, np.int64)
+            return empty, empty, empty, empty
+        offsets, sizes, which, places = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+        order = np.lexsort((sizes, offsets))
+        return offsets[order], sizes[order], which[order], places[order]
 
     def _file_offsets(self, addresses: np.ndarray) -> np.ndarray:
         result = addresses.astype(np.int64)
@@ -87,24 +86,23 @@ class ElfFile:
 
     def function_at(self, offset: int) -> str:
         """Name of the function that covers a file offset, '' when none does."""
-        offsets, sizes, names = self._functions
+        offsets, sizes, _, _ = self._functions
         index = int(np.searchsorted(offsets, offset, "right")) - 1
         if index < 0:
             return ""
         start = offsets[index]
         first = int(np.searchsorted(offsets, start, "left"))
         # Size 0 marks hand-written assembly, which reaches to the next symbol.
-        candidates = [i for i in range(first, index + 1) if offset < start + sizes[i] or sizes[i] == 0]
-        found = [self._name(names[i]) for i in candidates]
+        found = [self._name(i) for i in range(first, index + 1) if offset < start + sizes[i] or sizes[i] == 0]
         # Of several names the public one: malloc rather than __libc_malloc.
         return min(found, key=lambda name: (len(name) - len(name.lstrip("_")), len(name), name), default="")
 
     def function_offsets(self) -> dict[str, int]:
         """File offset of each exported or local function by name (symbol versions dropped)."""
-        offsets, _, names = self._functions
-        return {self._name(name): int(offset) for offset, name in zip(offsets, names, strict=True)}
+        offsets = self._functions[0]
+        return {self._name(index): int(offset) for index, offset in enumerate(offsets)}
 
-    @staticmethod
-    def _name(place: tuple[bytes, int]) -> str:
-        strings, start = place
+    def _name(self, index: int) -> str:
+        _, _, which, places = self._functions
+        strings, start = self._strings[int(which[index])], int(places[index])
         return strings[start : strings.index(b"\0", start)].decode("utf-8", "replace")
