@@ -65,7 +65,8 @@ def _events(rng: np.random.Generator, first: int, rounds: int) -> pa.Table:
         "addr": (0xFFFF_8880_0000_0000 + (first + pick).astype(np.uint64) % 50_000_000 * 64),
         "size_bytes": size, "requested_bytes": size, "call_site": 1 + s,
         "kernel_stack": np.where(w, SITES + 1 + s, 1 + s), "user_stack": np.where(w, 2 * SITES + 1 + s, 0),
-        "python_stack": zeros, "weight": w, "call_id": zeros, "result": zeros, "alloc_ts_ns": np.where(free, at[pick], 0),
+        "python_stack": zeros, "weight": w, "call_id": zeros, "result": zeros,
+        "alloc_ts_ns": np.where(free, at[pick], 0),
     }  # fmt: skip
     arrays = [c if isinstance(c, pa.Array) else pa.array(c) for c in (columns[f.name] for f in MEM_EVENTS)]
     return pa.table(arrays, names=MEM_EVENTS.names).cast(MEM_EVENTS)

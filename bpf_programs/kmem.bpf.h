@@ -112,15 +112,17 @@ static inline int kernel_alloc(void *ctx, u64 addr, struct site_key *key, struct
 	struct live_object object = {};
 	struct live_object *old;
 	struct site_state *state;
-	u64 now = bpf_ktime_get_ns();
+	u64 now;
 
+	/* Whoever gets the address, inside the scope or not, proves that its last object ended. */
 	old = bpf_map_lookup_elem(&live, &addr);
 	if (old && old->ts_ns) {
-		send_mem(addr, old, now, OP_FREE, CAUSE_REUSE);
+		send_mem(addr, old, bpf_ktime_get_ns(), OP_FREE, CAUSE_REUSE);
 		old->ts_ns = 0;
 	}
 	if (!in_scope(current_tgid()))
 		return 0;
+	now = bpf_ktime_get_ns();
 	state = bpf_map_lookup_elem(&site_states, key);
 	if (!state || !state->id) {
 		info->first_addr = addr;

@@ -335,6 +335,45 @@ def test_only_a_layer_or_a_process(tmp_path: Path) -> None:
     assert frames(only_other) == [("kernel", "other_leak")]
 
 
+def test_growth_of_a_sampled_call_site_is_that_of_each_stacks_own_survivors(tmp_path: Path) -> None:
+    # given one hot call site with a cache that fills early and a leak that goes on, 1 in 10 with a stack
+    capture = SyntheticCapture(10)
+    capture.process()
+    kernel = ("k:__x64_sys_socketpair", "k:alloc_empty_file")
+    for weight, count in ((10, 40), (0, 360)):
+        capture.leak(count, 100, end_s=1.5, user=("main", "fill"), kernel=kernel, weight=weight, **FILP)
+        capture.leak(count, 100, user=("main", "forget"), kernel=kernel, weight=weight, **FILP)
+    report = report_of(capture, tmp_path)
+    # then both keep their bytes, and only the leak grows
+    fill, forget = site_of(report, "fill"), site_of(report, "forget")
+    assert (fill.live_bytes, forget.live_bytes) == (40_000, 40_000)
+    assert fill.growth is not None and fill.growth.bytes_per_s == 0.0
+    assert forget.growth is not None and forget.growth.bytes_per_s == pytest.approx(4000, rel=0.1)
+    assert frames(report) == [("kernel", "forget")]
+
+
+def test_what_the_slab_allocator_needs_follows_from_the_objects(tmp_path: Path) -> None:
+    capture = SyntheticCapture(10)
+    capture.process()
+    capture.leak(320, 256, user=LEAKER, kernel=SOCKETPAIR, **FILP)
+    slab = ("k:__x64_sys_openat", "k:kmem_cache_alloc_noprof", "k:new_slab", "k:alloc_obj_exts", "k:__kmalloc_noprof")
+    capture.leak(20, 64, user=HEALTHY, kernel=slab, cache="kmalloc-64")
+    report = report_of(capture, tmp_path)
+    assert frames(report) == [("kernel", "session_open_without_close")]
+    assert report.verdict.consequences == (site_of(report, "open_and_close").id,)
+
+
+def test_page_tables_of_a_leaked_map_follow_from_it_whoever_touched_it(tmp_path: Path) -> None:
+    capture = SyntheticCapture(10)
+    capture.process()
+    capture.leak(100, 65536, user=("main", "map_it", "libc.so.6!mmap"), **MAP)
+    fault = {"kernel": ("k:asm_exc_page_fault", "k:__pte_alloc"), "kind": "page", "api": "mm_page_alloc"}
+    capture.leak(50, 4096, user=("main", "touch_it"), **fault)
+    report = report_of(capture, tmp_path)
+    assert frames(report) == [("host", "map_it")]
+    assert report.verdict.consequences == (site_of(report, "touch_it").id,)
+
+
 # --- the command ---
 
 
@@ -413,6 +452,21 @@ def test_several_captures_and_packed_ones_make_one_report(
     assert [len(report[key]) for key in ("inputs", "sites", "layers", "findings")] == [2, 2, 2, 1]
     assert [site["id"][:2] for site in report["sites"]] == ["0:", "1:"]
     assert [finding["sites"][0][:2] for finding in report["findings"]] == ["1:"]
+
+
+def test_impossible_numbers_are_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = SyntheticCapture(10)
+    odd.process()
+    odd.leak(20, 64, user=("main",), kernel=("k:f",), cache="filp")
+    for at, value in ((1, float("nan")), (2, float("inf")), (3, -1.0), (4, 1e300)):
+        odd.sample(at, "slab_filp", value)
+        odd.sample(at, "vss", value, "process", str(PID))
+    assert run(capsys, str(odd.write(tmp_path / "odd.lscope")))[0] == 0
+    huge = SyntheticCapture(10)
+    huge.process()
+    huge.leak(20, (1 << 63) - 1, user=("main",), kernel=("k:f",))
+    code, out, err = run(capsys, str(huge.write(tmp_path / "huge.lscope")))
+    assert (code, out) == (2, "") and "huge.lscope: cannot be attributed" in err and err.count("\n") == 1
 
 
 def test_other_evidence_and_layers_are_refused_in_one_line(

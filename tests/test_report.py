@@ -145,7 +145,8 @@ def test_verdicts_in_words() -> None:
     healthy = Verdict("not_leak", "cache_warmup", reasons=("what grew has levelled off",))
     assert sentence(healthy) == "what grew has levelled off (cache_warmup)"
     assert sentence(full_report().findings[1]) == (
-        "buffer_map may leak: it keeps 65,536 B (64.0 KiB) of host memory in 16 objects, growing by 10 B/s (partial_data)"
+        "buffer_map may leak: it keeps 65,536 B (64.0 KiB) of host memory in 16 objects, growing by 10 B/s "
+        "(partial_data)"
     )
 
 

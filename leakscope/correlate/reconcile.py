@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MAIN_SHARE = 0.99
 """Caches that hold this share of the kept slab bytes are compared; in the others foreign objects dominate."""
 _SIGNED = "sum(CASE WHEN op = 'alloc' THEN size_bytes WHEN op = 'free' THEN -size_bytes ELSE 0 END)::BIGINT"
+_PLAUSIBLE = "value BETWEEN 0 AND 9e18"  # of a reading; neither NaN nor what no integer holds
 _SEEN = "result = 0 AND op <> 'advise' AND (op = 'alloc' OR alloc_ts_ns > 0)"
 
 
@@ -90,9 +91,9 @@ def _host_changes(
         [source, end],
     ).fetchall()[0]
     rows = con.execute(
-        """
+        f"""
         SELECT counter, CASE WHEN min(ts_ns) = ? THEN arg_min(value, ts_ns) ELSE 0 END, arg_max(value, ts_ns)
-        FROM samples WHERE source_id = ? AND scope = 'host' AND ts_ns <= ? AND counter LIKE ? ESCAPE '\\'
+        FROM samples WHERE source_id = ? AND scope = 'host' AND ts_ns <= ? AND counter LIKE ? ESCAPE '\\' AND {_PLAUSIBLE}
         GROUP BY counter ORDER BY counter
         """,
         [first_ns, source, end, pattern],
@@ -170,9 +171,10 @@ def gpu_rows(con: duckdb.DuckDBPyConnection, lives: pd.DataFrame, ends: dict[int
     sampled = False
     for source, end in ends.items():
         rows = con.execute(
-            """
+            f"""
             SELECT min(ts_ns), max(ts_ns), arg_min(value, ts_ns), arg_max(value, ts_ns) FROM samples
             WHERE source_id = ? AND scope = 'device' AND counter = 'gpu_used' AND ts_ns <= ?
+                  AND {_PLAUSIBLE}
             GROUP BY scope_id HAVING min(ts_ns) < max(ts_ns) ORDER BY scope_id
             """,
             [source, end],
@@ -204,7 +206,7 @@ def _process_changes(
             SELECT source_id, pid, min(ts_ns) AS first_ns, max(ts_ns) AS last_ns,
                    arg_max(value, ts_ns) - arg_min(value, ts_ns) AS grown
             FROM samples JOIN sampled_lives USING (source_id)
-            WHERE scope = 'process' AND counter = ? AND scope_id = pid::VARCHAR
+            WHERE scope = 'process' AND counter = ? AND scope_id = pid::VARCHAR AND {_PLAUSIBLE}
                   AND (exit_ns = 0 OR ts_ns <= exit_ns)
             GROUP BY ALL HAVING min(ts_ns) < max(ts_ns)
         ), kept AS (

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from leakscope.model.words import KINDS_NOT_ADDED
+
 SCHEMA = "leakscope-report/1"
 VERDICTS = ("leak", "inconclusive", "not_leak")
 RULES = ("stack", "nesting", "event", "apportioned")
@@ -131,8 +133,6 @@ class Site:
     @property
     def added(self) -> bool:
         """Whether the site's bytes count in its layer's total (words.KINDS_NOT_ADDED)."""
-        from leakscope.model.words import KINDS_NOT_ADDED
-
         return self.kind not in KINDS_NOT_ADDED
 
     def to_json(self) -> dict[str, Any]:
