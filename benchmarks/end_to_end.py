@@ -116,15 +116,15 @@ def run(options: Options) -> Result:
     build_storms()
     result = Result("end_to_end", "From the ring to Parquet")
     rates: list[float] = []
-    recorded: dict[str, list[dict[str, float]]] = {name: [] for name in _STORMS_AT_ONCE}
+    recorded: dict[str, list[dict[str, float]]] = {}
     for _ in range(1 if options.quick else options.rounds):
         with probes.attached("sampled", 1 << 20 if options.quick else 64 << 20) as attached:
             probes.fill(attached, options)
             records = attached.ring.read()
             with tempfile.TemporaryDirectory(prefix="leakscope-bench-") as folder:
                 rates.append(_feed(records, attached, Path(folder) / "fed.lscope", 2 if options.quick else 20))
-        for name, storms in _STORMS_AT_ONCE.items():
-            recorded[name].append(_record_two_storms(storms, options))
+        for name, storms in list(_STORMS_AT_ONCE.items())[: 1 if options.quick else None]:
+            recorded.setdefault(name, []).append(_record_two_storms(storms, options))
     fed = Spread.of(rates)
     result.tables.append(
         Table(

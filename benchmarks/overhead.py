@@ -17,6 +17,7 @@ NONE, SAMPLED, ALL, MEMLEAK = (
     "leakscope --stacks all",
     "memleak-bpfcc",
 )
+_QUICK_TOOLS = {NONE, SAMPLED, MEMLEAK}
 _PAUSE_S = 0.3  # lets RCU callbacks of the recorder before run out
 
 _LIMITS = {  # storm: without stacks, default, default's added cost as a share of memleak's
@@ -44,8 +45,9 @@ def run(options: Options) -> Result:
     """Rounds of: every tool once, in an order that rotates, with the storms alone before and after."""
     build_storms()
     result = Result("overhead", "Slow-down of storms of kernel allocations")
-    present = [tool for tool in tools() if tool.installed]
-    result.notes += [f"{tool.name} is not installed" for tool in tools() if not tool.installed]
+    wanted = [tool for tool in tools() if not options.quick or tool.name in _QUICK_TOOLS]
+    present = [tool for tool in wanted if tool.installed]
+    result.notes += [f"{tool.name} is not installed" for tool in wanted if not tool.installed]
     ratios: dict[str, dict[str, list[float]]] = {tool.name: {storm: [] for storm in OPERATIONS} for tool in present}
     alone_ns: dict[str, list[float]] = {storm: [] for storm in OPERATIONS}
     starts: dict[str, list[float]] = {tool.name: [] for tool in present}

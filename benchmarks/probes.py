@@ -5,23 +5,24 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from benchmarks.results import Options, Result, Spread, Table
 from benchmarks.workloads import OPERATIONS, build_storms, finish_storm, operations, start_storm
-from leakscope.record import records
+from leakscope.record import losses, records
 from leakscope.record.kernel.bpf import program_facts
 from leakscope.record.kernel.syscalls import syscall
 from leakscope.record.loader import LoadedPrograms, ProgramConfig, load
 from leakscope.record.loader.base import SCOPE_HOST
-from leakscope.record.losses import Counters
 from leakscope.record.probes import tracepoints
 from leakscope.record.ring import Ring
 
 _BPF_ENABLE_STATS = 32  # enum bpf_cmd, kernel 5.8 (d46edd671a14)
 _DRAIN_INTERVAL_S = 0.01
+_POLICIES = ("none", "sampled", "all")
 
 
 @dataclass
@@ -31,7 +32,7 @@ class Probes:
     programs: LoadedPrograms
     attachments: tracepoints.Attachments
     ring: Ring
-    counters: Counters
+    counters: losses.Counters
 
     def drain_while(self, running: list[str], count: dict[str, int]) -> int:
         """Run storms at once and read the ring like the recorder does; events read."""
@@ -57,7 +58,7 @@ def attached(stacks: str, ring_bytes: int, *, everything: bool = False) -> Itera
                 tracepoints.attach_classic(programs, attachments, tracepoints.PROCESS_LIVES)
                 tracepoints.attach_classic(programs, attachments, tracepoints.MAP_CALLS)
             tracepoints.attach_raw(programs, attachments, tracepoints.KERNEL_OBJECTS)
-            yield Probes(programs, attachments, ring, Counters(programs.map("counters")))
+            yield Probes(programs, attachments, ring, losses.Counters(programs.map("counters")))
         finally:
             attachments.close()
 
@@ -83,31 +84,44 @@ def _run_time_statistics() -> Iterator[None]:
 
 
 def run(options: Options) -> Result:
-    """Average run time of each program over the three storms, for each stack policy."""
+    """Average run time of each program in each storm, for each stack policy."""
     build_storms()
     count = {storm: operations(storm, options) for storm in OPERATIONS}
-    per_hit: dict[str, dict[str, list[float]]] = {}
-    hits: dict[str, int] = {}
+    costs: dict[str, dict[str, dict[str, list[float]]]] = {}  # program: storm: policy: ns a hit, by round
+    hits: Counter[str] = Counter()
     for _ in range(1 if options.quick else options.rounds):
-        for stacks in ("none", "sampled", "all"):
+        for stacks in _POLICIES:
             with _run_time_statistics(), attached(stacks, 64 << 20, everything=True) as probes:
+                before = _run_times(probes)
                 for storm in OPERATIONS:
                     probes.drain_while([storm], count)
-                for name, fd in probes.attachments.programs.items():
-                    facts = program_facts(fd)
-                    if facts.get("run_cnt"):
-                        cost = facts["run_time_ns"] / facts["run_cnt"]
-                        per_hit.setdefault(name, {}).setdefault(stacks, []).append(cost)
-                        hits[name] = hits.get(name, 0) + facts["run_cnt"]
-    ordered = sorted(per_hit, key=lambda name: -hits[name])
-    rows = [
-        [name, f"{hits[name]:,}", *(Spread.of(values).text(0) if values else "" for values in _policies(per_hit[name]))]
-        for name in ordered
-    ]
-    table = Table("ns a hit, the kernel's own timing included", ["program", "hits", "none", "sampled", "all"], rows)
-    figures = {"ns_per_hit": per_hit, "hits": hits}
-    return Result("probes", "Cost of one hit of each BPF program", [table], figures=figures)
+                    after = _run_times(probes)
+                    for program, (runs, ns) in after.items():
+                        new_runs, new_ns = runs - before[program][0], ns - before[program][1]
+                        if new_runs:
+                            by_policy = costs.setdefault(program, {}).setdefault(storm, {})
+                            by_policy.setdefault(stacks, []).append(new_ns / new_runs)
+                            hits[program] += new_runs
+                    before = after
+    order = [program for program, _ in hits.most_common()]
+    tables = [
+        Table(
+            f"{storm}, ns a hit, the kernel's own timing included",
+            ["program", *(f"--stacks {stacks}" for stacks in _POLICIES)],
+            [[program, *(_text(costs[program][storm].get(stacks)) for stacks in _POLICIES)]
+             for program in order if storm in costs[program]],
+        )
+        for storm in OPERATIONS
+    ]  # fmt: skip
+    figures = {"ns_per_hit": costs, "hits": dict(hits)}
+    return Result("probes", "Cost of one hit of each BPF program", tables, figures=figures)
 
 
-def _policies(costs: dict[str, list[float]]) -> list[list[float]]:
-    return [costs.get(stacks, []) for stacks in ("none", "sampled", "all")]
+def _run_times(probes: Probes) -> dict[str, tuple[int, int]]:
+    """(runs, ns) of each attached program so far."""
+    facts = {program: program_facts(fd) for program, fd in probes.attachments.programs.items()}
+    return {program: (known["run_cnt"], known["run_time_ns"]) for program, known in facts.items()}
+
+
+def _text(values: list[float] | None) -> str:
+    return Spread.of(values).text(0) if values else ""

@@ -70,9 +70,7 @@ def test_lockdown_confidentiality_blocks(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_lockdown_integrity_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch)
-    found = checks.check_lockdown(
-        fake_host(tmp_path, **{"sys/kernel/security/lockdown": "none [integrity] x"})
-    )
+    found = checks.check_lockdown(fake_host(tmp_path, **{"sys/kernel/security/lockdown": "none [integrity] x"}))
     assert (found.state, found.detail) == ("ok", "integrity")
 
 
@@ -104,9 +102,7 @@ def test_hidden_kernel_addresses(tmp_path: Path) -> None:
     }
     found = checks.check_kernel_symbols(fake_host(tmp_path, **files))
     assert (found.state, found.remedies["debian"]) == ("degraded", "sysctl -w kernel.kptr_restrict=1")
-    found = checks.check_kernel_symbols(
-        fake_host(tmp_path, **{**files, "proc/sys/kernel/kptr_restrict": "0"})
-    )
+    found = checks.check_kernel_symbols(fake_host(tmp_path, **{**files, "proc/sys/kernel/kptr_restrict": "0"}))
     assert found.remedies["container"] == "docker run --cap-add=SYSLOG …"
     shown = {**files, "proc/kallsyms": "0000000000000000 A x\nffffffff81000000 T a\n"}
     assert checks.check_kernel_symbols(fake_host(tmp_path, **shown)).state == "ok"
@@ -129,9 +125,7 @@ def test_the_other_project_named_bcc_is_passed_over(tmp_path: Path, monkeypatch:
 
 
 def test_require_capable_says_it_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = Capability(
-        "bcc", "missing", "not found", "probes", True, {"debian": "apt-get install -y python3-bpfcc"}
-    )
+    missing = Capability("bcc", "missing", "not found", "probes", True, {"debian": "apt-get install -y python3-bpfcc"})
     monkeypatch.setattr(capabilities, "check_capabilities", lambda: [missing])
     with pytest.raises(NotCapableError) as refused:
         capabilities.require_capable()
@@ -172,9 +166,7 @@ def test_the_checks_leave_nothing_open() -> None:
         ({"proc/self/cgroup": "0::/kubepods.slice/kubepods-burstable.slice/x\n"}, "kubernetes"),
     ],
 )
-def test_platform(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], platform: str
-) -> None:
+def test_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], platform: str) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.delenv("container", raising=False)
     assert fake_host(tmp_path, **files).platform() == platform
@@ -221,10 +213,7 @@ def test_cuda_of_a_process(tmp_path: Path) -> None:
     with library.open("r+b") as file, mmap.mmap(file.fileno(), 0):
         found = check_process(host, pid)
         assert [capability.state for capability in found] == ["ok", "ok"]
-        assert (
-            found[1].detail
-            == f"{library} (no libcudart: linked statically or unused; its driver calls are seen)"
-        )
+        assert found[1].detail == f"{library} (no libcudart: linked statically or unused; its driver calls are seen)"
         # when an upgrade replaces the file under the running process
         library.unlink()
         library.write_bytes(bytes(4096))

@@ -59,9 +59,7 @@ def tables() -> st.SearchStrategy[tuple[str, pa.Table]]:
     def of(name: str) -> st.SearchStrategy[tuple[str, pa.Table]]:
         row = st.fixed_dictionaries({field.name: values(field.type) for field in TABLES[name]})
         batch = st.lists(row, min_size=1, max_size=5)
-        return batch.map(
-            lambda items: (name, rows(name, len(items), **{k: [i[k] for i in items] for k in items[0]}))
-        )
+        return batch.map(lambda items: (name, rows(name, len(items), **{k: [i[k] for i in items] for k in items[0]})))
 
     return st.sampled_from(sorted(TABLES)).flatmap(of)
 
@@ -83,9 +81,7 @@ def test_any_rows_survive_the_round_trip(tmp_path_factory: pytest.TempPathFactor
         expected = []
         for table, data in batches:
             if table == name:
-                time_column = next(
-                    (c for c in ("ts_ns", "enter_ns", "start_ns") if c in data.column_names), None
-                )
+                time_column = next((c for c in ("ts_ns", "enter_ns", "start_ns") if c in data.column_names), None)
                 items = data.to_pylist()
                 expected += sorted(items, key=lambda row: row[time_column]) if time_column else items
         assert capture.table(name).to_pylist() == expected
@@ -247,9 +243,7 @@ def test_force_never_deletes_what_leakscope_did_not_write(tmp_path: Path) -> Non
 
 
 def test_a_capture_that_cannot_be_made_says_why(tmp_path: Path) -> None:
-    with pytest.raises(
-        BadInputError, match=r"nowhere/a\.lscope: cannot make the capture: No such file or directory"
-    ):
+    with pytest.raises(BadInputError, match=r"nowhere/a\.lscope: cannot make the capture: No such file or directory"):
         CaptureWriter.create(tmp_path / "nowhere" / "a.lscope", manifest())
     (tmp_path / "file").touch()
     with pytest.raises(BadInputError, match=r"cannot make the capture: Not a directory"):

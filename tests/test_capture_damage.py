@@ -77,9 +77,9 @@ def test_a_damaged_part_is_said_and_left_out_and_the_rest_reads(tmp_path: Path, 
     assert capture.problems == [says]
     assert capture.rows("mem_events") == 0
     assert capture.table("losses")["count"].to_pylist() == [3, 5]
-    assert capture.connect().execute(
-        "SELECT (SELECT count(*) FROM mem_events), sum(count) FROM losses"
-    ).fetchall() == [(0, 8)]
+    assert capture.connect().execute("SELECT (SELECT count(*) FROM mem_events), sum(count) FROM losses").fetchall() == [
+        (0, 8)
+    ]
 
 
 @pytest.mark.parametrize("damage", [cut_short, flip_a_bit])

@@ -80,10 +80,7 @@ def small_disk(tmp_path: Path):
     """A file system of 1 MiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    if (
-        os.geteuid() != 0
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk]).returncode
-    ):
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk]).returncode:
         pytest.skip("needs root, to mount a small tmpfs")
     yield disk
     subprocess.run(["umount", disk], check=True)

@@ -28,9 +28,7 @@ def test_help_lists_every_verb_and_every_exit_code() -> None:
         assert (done.returncode, done.stderr) == (0, "")
         lines = done.stdout.splitlines()
         for name, verb in cli.VERBS.items():
-            assert [line.split(maxsplit=1)[1] for line in lines if line.startswith(f"  {name} ")] == [
-                verb.help
-            ]
+            assert [line.split(maxsplit=1)[1] for line in lines if line.startswith(f"  {name} ")] == [verb.help]
         for code in errors.ExitCode:
             assert any(line.split()[:1] == [str(code.value)] for line in lines), code
         assert "\x1b" not in done.stdout

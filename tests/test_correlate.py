@@ -168,20 +168,23 @@ def test_randomised_caches_are_folded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer", "share", "reused", "kept", "grown", "visible"),
+    ("layer", "share", "reused", "kept", "grown", "before", "visible"),
     [
-        ("kernel", np.nan, 0, 0, np.nan, True),  # nothing ever ended: a leak looks like this
-        ("kernel", 0.0, 5, 0, np.nan, True),  # 5 reuses in 1,000 allocations: lost frees
-        ("kernel", 0.0, 10, 0, np.nan, False),  # only ever reused
-        ("kernel", 0.04, 500, 0, np.nan, False),
-        ("kernel", 0.9, 100, 0, np.nan, True),  # mostly freed by calls
-        ("kernel", np.nan, 0, 64_000, 10_000, False),  # its cache did not grow by that
-        ("kernel", np.nan, 0, 64_000, 60_000, True),
-        ("kernel", 0.5, 0, 64_000, 10_000, True),  # frees are seen: the cache was shrunk by others
-        ("host", 0.0, 1000, 0, np.nan, True),  # a map over a map is visible
+        ("kernel", np.nan, 0, 0, np.nan, 4096, True),  # nothing ever ended: a leak looks like this
+        ("kernel", 0.0, 5, 0, np.nan, 4096, True),  # 5 reuses in 1,000 allocations: lost frees
+        ("kernel", 0.0, 10, 0, np.nan, 4096, False),  # only ever reused
+        ("kernel", 0.04, 500, 0, np.nan, 4096, False),
+        ("kernel", 0.9, 100, 0, np.nan, 4096, True),  # mostly freed by calls
+        ("kernel", np.nan, 0, 64_000, 10_000, 4096, False),  # its cache did not grow by that
+        ("kernel", np.nan, 0, 64_000, 60_000, 4096, True),
+        ("kernel", np.nan, 0, 64_000, -9_000, 700_000, True),  # too little of its cache to tell
+        ("kernel", 0.5, 0, 64_000, 10_000, 4096, True),  # frees are seen: the cache was shrunk by others
+        ("host", 0.0, 1000, 0, np.nan, 4096, True),  # a map over a map is visible
     ],
 )
-def test_frees_visible(layer: str, share: float, reused: int, kept: float, grown: float, visible: bool) -> None:
+def test_frees_visible(
+    layer: str, share: float, reused: int, kept: float, grown: float, before: float, visible: bool
+) -> None:
     sites = pd.DataFrame(
         {
             "layer": [layer],
@@ -191,4 +194,4 @@ def test_frees_visible(layer: str, share: float, reused: int, kept: float, grown
             "live_objects": [1000],
         }
     )
-    assert frees_visible(sites, np.array([kept]), np.array([grown])).tolist() == [visible]
+    assert frees_visible(sites, np.array([kept]), np.array([grown]), np.array([before])).tolist() == [visible]

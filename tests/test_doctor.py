@@ -222,9 +222,7 @@ def test_table_and_commands() -> None:
 
 
 def test_conclusion_names_the_loader_and_what_is_lost() -> None:
-    assert rendered(True).endswith(
-        "\nRecording is possible with the loader bcc, without: tracefs,\nlock\\x1b[31m."
-    )
+    assert rendered(True).endswith("\nRecording is possible with the loader bcc, without: tracefs,\nlock\\x1b[31m.")
 
 
 def test_json_of_no_loader_is_null() -> None:

@@ -25,9 +25,7 @@ MEM_PART = "mem_events/part-000001.parquet"
 
 
 def contents(capture: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(capture)): path.read_bytes() for path in capture.rglob("*") if path.is_file()
-    }
+    return {str(path.relative_to(capture)): path.read_bytes() for path in capture.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
@@ -71,9 +69,7 @@ def test_a_packed_capture_opens_like_a_directory(packed: Path) -> None:
     capture = Capture.open(packed)
 
     assert capture.problems == []
-    assert capture.table("mem_events", ["size_bytes"])["size_bytes"].to_pylist() == [
-        11 * n for n in range(1, 8)
-    ]
+    assert capture.table("mem_events", ["size_bytes"])["size_bytes"].to_pylist() == [11 * n for n in range(1, 8)]
     assert capture.connect().execute("SELECT sum(size_bytes) FROM mem_events").fetchall() == [(308,)]
 
 
@@ -133,28 +129,19 @@ def test_outputs_that_exist_are_replaced_only_with_force(tmp_path: Path, packed:
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    if (
-        os.geteuid() != 0
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk]).returncode
-    ):
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk]).returncode:
         pytest.skip("needs root, to mount a small tmpfs")
     try:
         # given a capture larger than the disk
         noise = random.Random(7)
         writer = CaptureWriter.create(tmp_path / "a.lscope", manifest())
-        writer.write(
-            "mem_events", rows("mem_events", 20_000, addr=[noise.getrandbits(64) for _ in range(20_000)])
-        )
+        writer.write("mem_events", rows("mem_events", 20_000, addr=[noise.getrandbits(64) for _ in range(20_000)]))
         writer.finish()
         packed = pack(Capture.open(tmp_path / "a.lscope"), tmp_path / "a.tar")
         # when it is packed or unpacked there, then one line says so and the disk is as before
-        with pytest.raises(
-            OutputIncompleteError, match=r"b\.tar: could not be completed: No space left on device"
-        ):
+        with pytest.raises(OutputIncompleteError, match=r"b\.tar: could not be completed: No space left on device"):
             pack(Capture.open(tmp_path / "a.lscope"), disk / "b.tar")
-        with pytest.raises(
-            OutputIncompleteError, match=r"b\.lscope: could not be completed: No space left on device"
-        ):
+        with pytest.raises(OutputIncompleteError, match=r"b\.lscope: could not be completed: No space left on device"):
             unpack(packed, disk / "b.lscope")
         assert list(disk.iterdir()) == []
     finally:
@@ -293,9 +280,7 @@ def test_a_pack_cut_short_anywhere_or_flipped_is_refused(tmp_path: Path, packed:
                 assert not (tmp_path / "out.lscope").exists()
             else:  # a flip in padding, or in words of the manifest, changes no evidence
                 assert content is flipped
-                assert (
-                    contents(tmp_path / "out.lscope")[MEM_PART] == contents(tmp_path / "a.lscope")[MEM_PART]
-                )
+                assert contents(tmp_path / "out.lscope")[MEM_PART] == contents(tmp_path / "a.lscope")[MEM_PART]
                 shutil.rmtree(tmp_path / "out.lscope")
 
 

@@ -197,9 +197,7 @@ def test_csv_on_a_terminal_is_made_harmless_too(capture: Path) -> None:
         ("ATTACH '/tmp/x.db'", "a query is one SELECT"),
     ],
 )
-def test_wrong_or_writing_sql_is_one_line_and_exit_2(
-    leakscope: Run, capture: Path, sql: str, says: str
-) -> None:
+def test_wrong_or_writing_sql_is_one_line_and_exit_2(leakscope: Run, capture: Path, sql: str, says: str) -> None:
     done = leakscope("query", capture, sql)
 
     assert (done.returncode, done.stdout) == (2, "")

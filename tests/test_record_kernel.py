@@ -141,9 +141,7 @@ def test_every_leaked_object_is_counted_once_at_its_function(held: Held, name: s
 def test_balanced_code_beside_the_leak_keeps_none_of_its_objects(held: Held, name: str, balanced: str) -> None:
     leaker, caches = held.leakers[name], kept_caches(held, name)
     where = f"pid = ? AND {ON_OBJECTS} AND list_contains(functions, ?)"
-    allocated = held.recording.rows(
-        f"SELECT count(*) FROM events WHERE op = 'alloc' AND {where}", leaker.pid, balanced
-    )
+    allocated = held.recording.rows(f"SELECT count(*) FROM events WHERE op = 'alloc' AND {where}", leaker.pid, balanced)
     assert allocated[0][0] >= leaker.report["churned"]  # it was seen at work
     live = held.recording.live("slab_cache", where, leaker.pid, balanced)
     assert sum(live.get(cache, (0, 0))[0] for cache in caches) <= recursion_slack(held)

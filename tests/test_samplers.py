@@ -60,11 +60,7 @@ def test_anonymous_memory_is_what_the_child_touched(child: StepChild) -> None:
     after = process_counters(child.pid)
     # then all views agree: status here, smaps there
     assert after["rss_anon"] == smaps_sum(child.pid, "Anonymous")
-    assert (
-        after["rss"]
-        == after["rss_anon"] + after["rss_file"] + after["rss_shmem"]
-        == smaps_sum(child.pid, "Rss")
-    )
+    assert after["rss"] == after["rss_anon"] + after["rss_file"] + after["rss_shmem"] == smaps_sum(child.pid, "Rss")
     assert after["pss"] == pytest.approx(smaps_sum(child.pid, "Pss"), abs=1024 * 200)  # smaps rounds each map
     assert 0 <= after["rss_anon"] - before["rss_anon"] - 37 * MIB <= MIB // 2
     assert 0 <= after["vss"] - before["vss"] - 37 * MIB <= MIB // 2
@@ -98,9 +94,7 @@ def test_file_and_shared_maps_are_told_apart(child: StepChild, tmp_path: Path) -
 
 
 def filesystem_of(path: Path) -> str:
-    return subprocess.run(
-        ["stat", "-f", "-c", "%T", path], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    return subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_maps_by_kind_add_up_to_the_address_space(child: StepChild) -> None:
@@ -220,9 +214,7 @@ def test_slabinfo_agrees_with_a_plain_parse_of_the_same_text(tmp_path: Path) -> 
 def test_a_cache_is_emitted_from_its_first_object_on_and_same_names_are_summed(tmp_path: Path) -> None:
     head = "slabinfo - version: 2.1\n# name            <active_objs> <num_objs> <objsize> <objperslab>\n"
     sampler = SlabinfoSampler(tmp_path)
-    (tmp_path / "slabinfo").write_text(
-        head + "empty 0 0 64 1\nodd:name-8k(7) 2 3 100 1\nodd:name-8k(7) 1 1 10 1\n"
-    )
+    (tmp_path / "slabinfo").write_text(head + "empty 0 0 64 1\nodd:name-8k(7) 2 3 100 1\nodd:name-8k(7) 1 1 10 1\n")
     assert [(r.counter, r.value) for r in sampler.sample(0)] == [
         ("slab_odd:name-8k(7)", 210),
         ("slab_odd:name-8k(7)_num", 310),
@@ -323,9 +315,7 @@ def test_sparse_rows_leave_out_what_lies_between_equal_values() -> None:
 def test_the_change_filter_loses_nothing(values: list[int]) -> None:
     keep = ChangeFilter()
     last = len(values) - 1
-    rows = [
-        row for ts, v in enumerate(values) for row in keep.pass_changed(ts, [host(v)], everything=ts == last)
-    ]
+    rows = [row for ts, v in enumerate(values) for row in keep.pass_changed(ts, [host(v)], everything=ts == last)]
     times = [row.ts_ns for row in rows]
     assert times == sorted(set(times))
     rebuilt = np.interp(range(len(values)), times, [row.reading.value for row in rows])

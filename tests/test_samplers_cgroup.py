@@ -118,9 +118,7 @@ def test_v2_files(tmp_path: Path) -> None:
 def test_v1_files(tmp_path: Path) -> None:
     stat = "rss 1\ncache 2\ntotal_rss 10\ntotal_cache 20\ntotal_swap 4\n"
     stat += "hierarchical_memory_limit 9223372036854771712\n"
-    group = write(
-        tmp_path / "g", memory__stat=stat, memory__usage_in_bytes="50\n", memory__kmem__usage_in_bytes="7\n"
-    )
+    group = write(tmp_path / "g", memory__stat=stat, memory__usage_in_bytes="50\n", memory__kmem__usage_in_bytes="7\n")
     expected = {"cgroup_anon": 10, "cgroup_file": 20, "cgroup_swap": 4, "cgroup": 50, "cgroup_kernel": 7}
     assert read_v1(group) == expected
     write(group, memory__stat=stat.replace("9223372036854771712", "4096"))
@@ -151,9 +149,7 @@ def test_v2_only_host_and_container_view(tmp_path: Path) -> None:
         Reading("cgroup", "/x.slice/y", "cgroup_kernel", 7),
     ]
     # in a container only its own part is mounted: the path of the process holds the mount's root
-    proc = fake_host(
-        tmp_path, f"30 1 0:26 /x.slice {escaped}/x.slice rw - cgroup2 cgroup2 rw\n", "0::/x.slice/y\n"
-    )
+    proc = fake_host(tmp_path, f"30 1 0:26 /x.slice {escaped}/x.slice rw - cgroup2 cgroup2 rw\n", "0::/x.slice/y\n")
     write(mount / "x.slice", cgroup__controllers="memory\n")
     assert [r.scope_id for r in CgroupSampler(lambda: [7], proc_root=proc).sample(0)] == ["/x.slice/y"] * 3
     # a process outside the reader's cgroup namespace cannot be read, and that is no error

@@ -98,9 +98,7 @@ def run(name: str, *options: object, **environment: str) -> Any:
 @contextmanager
 def held(name: str, *options: object) -> Iterator[Any]:
     """The report of a sample that stays alive meanwhile."""
-    with subprocess.Popen(
-        command(name, *options, "--hold", 60), stdout=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(command(name, *options, "--hold", 60), stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout
             report = json.loads(process.stdout.readline())
@@ -142,9 +140,7 @@ def test_socketpair_leaker_holds_two_sockets_a_pair(name: str) -> None:
         ("leak_bpf_map", r"anon_inode:bpf-map", "load_policy_map_and_forget", 4096),
     ],
 )
-def test_descriptor_leakers_hold_what_they_report(
-    name: str, target: str, function: str, size_bytes: int
-) -> None:
+def test_descriptor_leakers_hold_what_they_report(name: str, target: str, function: str, size_bytes: int) -> None:
     if name == "leak_bpf_map" and os.geteuid():
         pytest.skip("bpf(2) needs root")
     with held(name, "--count", 11) as report:
@@ -155,9 +151,7 @@ def test_descriptor_leakers_hold_what_they_report(
 
 def test_sysv_queues_outlive_the_leaker_until_cleaned() -> None:
     # Given an IPC namespace of our own, when the leaker has run twice and exited, and then cleans up
-    script = (
-        f"{BIN}/leak_sysv_msg --count 3; {BIN}/leak_sysv_msg --count 2; cat /proc/sysvipc/msg; echo END; "
-    )
+    script = f"{BIN}/leak_sysv_msg --count 3; {BIN}/leak_sysv_msg --count 2; cat /proc/sysvipc/msg; echo END; "
     script += f"{BIN}/leak_sysv_msg --clean 1; cat /proc/sysvipc/msg"
     unshare = ["unshare", "--ipc"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--ipc"]
     done = subprocess.run([*unshare, "sh", "-c", script], capture_output=True, text=True, timeout=60)
@@ -225,9 +219,7 @@ def test_cuda_family_leaks_to_the_byte(family: str) -> None:
     layer, size_bytes = FAMILIES[family]
     report = run("cuda_leak", "--families", family, "--count", 3, "--churn", 5, "--failing", 0)
     assert report["leaked"] == {layer: {"objects": 3, "bytes": 3 * size_bytes}}
-    assert [(site["function"], site["bytes"]) for site in report["sites"]] == [
-        (f"leak_{family}", 3 * size_bytes)
-    ]
+    assert [(site["function"], site["bytes"]) for site in report["sites"]] == [(f"leak_{family}", 3 * size_bytes)]
     assert report["churned"] == 15
     standin = report["standin"]
     assert standin["device_bytes"] - standin["pooled_bytes"] == (3 * size_bytes if layer == "gpu" else 0)
@@ -316,9 +308,7 @@ def test_service_leaks_in_three_layers_and_its_caches_stop(name: str) -> None:
             assert report["standin"]["launches"] == 250
 
 
-@pytest.mark.parametrize(
-    "name", ["churn_epoll", "churn_timerfd", "churn_posix_timer", "churn_tcp", "churn_fork"]
-)
+@pytest.mark.parametrize("name", ["churn_epoll", "churn_timerfd", "churn_posix_timer", "churn_tcp", "churn_fork"])
 def test_churn_leaves_nothing_behind(name: str) -> None:
     with held(name, "--count", 0) as idle, held(name, "--count", 50) as report:
         assert (report["leaked"], report["sites"], report["churned"]) == ({}, [], 50)
@@ -379,13 +369,9 @@ def test_standin_exports_the_abi(library: str, exports: str) -> None:
     assert set(entries) == set(exports.split())
     # A uprobe on `push %rbp` (after endbr64, where gcc adds that) is cheap; trivial getters may lack it.
     if elf.get_machine_arch() == "x64":
-        allocating = re.compile(
-            "Alloc|Malloc|Free|Create|Destroy|Register|Map|Release|OpenMem|CloseMem|Launch"
-        )
+        allocating = re.compile("Alloc|Malloc|Free|Create|Destroy|Register|Map|Release|OpenMem|CloseMem|Launch")
         firsts = {
-            name: code.removeprefix(b"\xf3\x0f\x1e\xfa")[0]
-            for name, code in entries.items()
-            if allocating.search(name)
+            name: code.removeprefix(b"\xf3\x0f\x1e\xfa")[0] for name, code in entries.items() if allocating.search(name)
         }
         assert set(firsts.values()) == {0x55}, firsts
 
@@ -459,9 +445,7 @@ out["look_up"] = [
 ]
 print(json.dumps(out))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script, BIN / "libcuda.so.1"], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", script, BIN / "libcuda.so.1"], capture_output=True, text=True)
     assert json.loads(done.stdout) == {
         "uninitialised": 3,
         "no_context": 201,

@@ -130,9 +130,7 @@ def _read_members(packed: Path, file: BinaryIO, target: Path, max_bytes: int) ->
         name, size = member
         part = awaited.pop(name, None)
         if part is None:
-            raise hostile(
-                f"its manifest does not list the member {name!r}, or lists it once and it comes twice"
-            )
+            raise hostile(f"its manifest does not list the member {name!r}, or lists it once and it comes twice")
         room -= size
         if room < 0:
             raise hostile(f"it holds more than {max_bytes} bytes; --max-bytes allows more")

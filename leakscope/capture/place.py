@@ -33,9 +33,7 @@ def refuse_existing(path: Path, force: bool) -> None:
     except OSError as error:
         raise BadInputError(f"{error.filename or path}: {error.strerror}") from None
     if foreign is not None:
-        raise BadInputError(
-            f"{path}: holds {foreign}, which leakscope did not write; --force does not delete it"
-        )
+        raise BadInputError(f"{path}: holds {foreign}, which leakscope did not write; --force does not delete it")
     if any(path.iterdir()):
         read_manifest(path)
 

@@ -112,9 +112,7 @@ class Capture:
             pieces.append(piece.select(schema.names).cast(schema))
         return pa.concat_tables(pieces) if pieces else schema.empty_table()
 
-    def connect(
-        self, memory_limit: str | None = None, threads: int | None = None
-    ) -> duckdb.DuckDBPyConnection:
+    def connect(self, memory_limit: str | None = None, threads: int | None = None) -> duckdb.DuckDBPyConnection:
         """A DuckDB connection with one view for each table (an empty one where the capture has no rows).
 
         The connection reaches the capture's own files and nothing else, and its configuration is locked.

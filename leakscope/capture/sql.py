@@ -44,9 +44,7 @@ def connect(capture: Capture, memory_limit: str | None, threads: int | None) -> 
             connection.execute(f"CREATE TABLE {name} AS SELECT * FROM _empty")
             connection.unregister("_empty")
     # DuckDB checks a name twice: as the pattern that it was given as, and as the file that it found.
-    readable = {
-        name(path) for table in TABLES for path in capture.parts(table) for name in (_literal, _pattern)
-    }
+    readable = {name(path) for table in TABLES for path in capture.parts(table) for name in (_literal, _pattern)}
     paths = ", ".join(map(_quoted, sorted(readable)))
     if paths:
         connection.execute(f"SET allowed_paths = [{paths}]")
@@ -76,9 +74,7 @@ def _pattern(path: Path) -> str:
 
 def _plain_text(schema: pa.Schema) -> pa.Schema:
     """Dictionaries become text, the type that DuckDB reads from Parquet."""
-    return pa.schema(
-        [(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in schema]
-    )
+    return pa.schema([(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in schema])
 
 
 def select(capture: Capture, sql: str, memory_limit: str | None = None) -> Selection:

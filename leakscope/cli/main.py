@@ -29,9 +29,7 @@ VERBS = {
     "query": Verb("leakscope.cli.query", "Run SQL on the tables of a capture."),
     "pack": Verb("leakscope.cli.pack", "Make one file of a capture."),
     "unpack": Verb("leakscope.cli.pack", "Make a capture of a packed file."),
-    "doctor": Verb(
-        "leakscope.cli.doctor", "Check what this host can record, and how to mend what it cannot."
-    ),
+    "doctor": Verb("leakscope.cli.doctor", "Check what this host can record, and how to mend what it cannot."),
 }
 
 HELP = """Memory-leak forensics across the kernel, the host and the GPU: which layer grows, who caused it, and
@@ -83,9 +81,7 @@ def main(argv: list[str] | None = None) -> int:
         if os.environ.get("LEAKSCOPE_DEBUG"):
             raise
         what = f"{type(error).__name__}: {error}"
-        return _fail(
-            f"a bug in leakscope, please report it with LEAKSCOPE_DEBUG=1: {what}", ExitCode.BAD_INPUT
-        )
+        return _fail(f"a bug in leakscope, please report it with LEAKSCOPE_DEBUG=1: {what}", ExitCode.BAD_INPUT)
 
 
 def _run(args: list[str]) -> int:

@@ -42,9 +42,7 @@ def unpack(
     file: Annotated[Path, typer.Argument(help="A packed capture.")],
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o", "--output", help="The capture directory to make [default: the name without .tar]."
-        ),
+        typer.Option("-o", "--output", help="The capture directory to make [default: the name without .tar]."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the capture if it exists.")] = False,
     max_bytes: Annotated[

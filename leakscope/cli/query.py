@@ -26,12 +26,8 @@ MEMORY_LIMIT = "2GiB"
 
 def query(
     capture: Annotated[Path, typer.Argument(help="A capture directory or a packed capture.")],
-    sql: Annotated[
-        str, typer.Argument(help='One SELECT, e.g. "SELECT kind, count(*) FROM mem_events GROUP BY 1".')
-    ],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print an array of objects, one for each row.")
-    ] = False,
+    sql: Annotated[str, typer.Argument(help='One SELECT, e.g. "SELECT kind, count(*) FROM mem_events GROUP BY 1".')],
+    as_json: Annotated[bool, typer.Option("--json", help="Print an array of objects, one for each row.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header line.")] = False,
     max_rows: Annotated[
         int, typer.Option(min=0, help="Rows shown on a terminal, 0 for all; --json, --csv and pipes get all.")
@@ -125,10 +121,7 @@ def _print_table(selection: Selection, max_rows: int) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, type_name in zip(selection.names, selection.types, strict=True):
-        number = (
-            type_name.upper().endswith(("INT", "INTEGER", "DOUBLE", "FLOAT", "NUMBER"))
-            or "DECIMAL" in type_name
-        )
+        number = type_name.upper().endswith(("INT", "INTEGER", "DOUBLE", "FLOAT", "NUMBER")) or "DECIMAL" in type_name
         table.add_column(Text(printable(name)), justify="right" if number else "left", overflow="fold")
     shown = 0
     for row in islice(selection.rows, max_rows or None):

@@ -36,6 +36,7 @@ class SlabEvidence(NamedTuple):
 
     spans: dict[int, tuple[int, int]]
     growth: dict[tuple[int, str], float]
+    before: dict[tuple[int, str], float]
     kept: pd.DataFrame
 
 
@@ -52,6 +53,7 @@ def slab_evidence(con: duckdb.DuckDBPyConnection, ends: dict[int, int]) -> SlabE
     """Growth of slab caches and what events say about it; empty where slabs were not sampled twice."""
     spans: dict[int, tuple[int, int]] = {}
     growth: dict[tuple[int, str], float] = {}
+    at_first: dict[tuple[int, str], float] = {}
     pieces: list[pd.DataFrame] = []
     for source, end in ends.items():
         changes = _host_changes(con, source, end, "slab\\_%")
@@ -63,6 +65,7 @@ def slab_evidence(con: duckdb.DuckDBPyConnection, ends: dict[int, int]) -> SlabE
             if not counter.endswith("_num"):
                 cache = folded_cache(counter.removeprefix("slab_"))
                 growth[source, cache] = growth.get((source, cache), 0.0) + after - before
+                at_first[source, cache] = at_first.get((source, cache), 0.0) + before
         kept = con.execute(
             f"""
             SELECT source_id, slab_cache, call_site, kind, {_SIGNED} AS bytes FROM mem_events
@@ -74,7 +77,7 @@ def slab_evidence(con: duckdb.DuckDBPyConnection, ends: dict[int, int]) -> SlabE
         ).df()
         pieces.append(kept.assign(slab_cache=kept["slab_cache"].map(folded_cache)))
     columns = ["source_id", "slab_cache", "call_site", "kind", "bytes"]
-    return SlabEvidence(spans, growth, pd.concat(pieces) if pieces else pd.DataFrame(columns=columns))
+    return SlabEvidence(spans, growth, at_first, pd.concat(pieces) if pieces else pd.DataFrame(columns=columns))
 
 
 def _host_changes(
@@ -93,7 +96,8 @@ def _host_changes(
     rows = con.execute(
         f"""
         SELECT counter, CASE WHEN min(ts_ns) = ? THEN arg_min(value, ts_ns) ELSE 0 END, arg_max(value, ts_ns)
-        FROM samples WHERE source_id = ? AND scope = 'host' AND ts_ns <= ? AND counter LIKE ? ESCAPE '\\' AND {_PLAUSIBLE}
+        FROM samples WHERE source_id = ? AND scope = 'host' AND ts_ns <= ?
+              AND counter LIKE ? ESCAPE '\\' AND {_PLAUSIBLE}
         GROUP BY counter ORDER BY counter
         """,
         [first_ns, source, end, pattern],

@@ -17,19 +17,25 @@ MIN_REUSED_SHARE = 0.01
 """Reuses of a site that never frees visibly before it counts as untraceable: objects and share of
 allocated. A true leak has none, as its addresses are never handed out again."""
 MIN_CHECKED_OBJECTS = 100
+MIN_CACHE_SHARE = 0.1
+"""What a site keeps must be this share of its cache before the cache can disprove it: in a large shared cache
+what others free hides what one site keeps."""
 MAX_GROWN_SHARE = 0.5
 """A cache that grew by less than this share of what one site seems to keep disproves the site's kept
 bytes."""
 
 
 def frees_visible(
-    sites: pd.DataFrame, kept_when_sampled: npt.NDArray[np.float64], cache_growth: npt.NDArray[np.float64]
+    sites: pd.DataFrame,
+    kept_when_sampled: npt.NDArray[np.float64],
+    cache_growth: npt.NDArray[np.float64],
+    cache_before: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.bool_]:
     """For each site, whether its frees can be seen.
 
     ``sites``: of :func:`leakscope.correlate.sites.merge_sites`. ``kept_when_sampled``: bytes kept between the
-    first and the last slab sample, by site. ``cache_growth``: growth of the site's cache between the same
-    samples, NaN where it was not sampled. Both float64[len(sites)].
+    first and the last slab sample, by site. ``cache_growth`` and ``cache_before``: growth of the site's cache
+    between the same samples and its bytes at the first, NaN where it was not sampled. All float64[len(sites)].
     """
     kernel = (sites["layer"] == "kernel").to_numpy()
     share = sites["free_seen_share"].to_numpy(np.float64)
@@ -38,5 +44,6 @@ def frees_visible(
     by_reuse = reused >= np.maximum(MIN_REUSED, MIN_REUSED_SHARE * sites["alloc_objects"].to_numpy())
     enough = sites["live_objects"].to_numpy() >= MIN_CHECKED_OBJECTS
     with np.errstate(invalid="ignore"):
-        disproved = enough & (kept_when_sampled > 0) & (cache_growth < MAX_GROWN_SHARE * kept_when_sampled)
+        enough &= (kept_when_sampled > 0) & (kept_when_sampled >= MIN_CACHE_SHARE * cache_before)
+        disproved = enough & (cache_growth < MAX_GROWN_SHARE * kept_when_sampled)
     return ~(kernel & hardly_seen & (by_reuse | disproved))

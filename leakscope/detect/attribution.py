@@ -66,8 +66,8 @@ def attribute(con: duckdb.DuckDBPyConnection, manifest: Manifest, options: Optio
     sites = merge_sites(held.table)
     ends = reconcile.evidence_ends(lives)
     slabs = reconcile.slab_evidence(con, ends)
-    kept, grown = _slab_check(held, sites, lives, slabs)
-    sites["visible"] = frees_visible(sites, kept, grown)
+    kept, grown, before = _slab_check(held, sites, lives, slabs)
+    sites["visible"] = frees_visible(sites, kept, grown, before)
 
     losses = _losses(con)
     by_number = np.zeros(int(held.table["site"].max()) + 1 if len(held.table) else 0, bool)
@@ -131,9 +131,11 @@ _CALLER_IDENTITY = ["layer", "kind", "api", "kernel_stack", "user_stack", "pytho
 
 def _slab_check(
     held: Holdings, sites: pd.DataFrame, lives: pd.DataFrame, slabs: reconcile.SlabEvidence
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """By row of ``sites``: bytes kept between the slab samples, and growth of its cache (NaN: not
-    sampled)."""
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """By row of ``sites``: bytes kept between the slab samples, growth of its cache and its bytes before.
+
+    The last two are NaN where the cache was not sampled.
+    """
     kept = np.zeros(int(held.table["site"].max()) + 1 if len(held.table) else 0)
     windows = lives.drop_duplicates("life").set_index("life")
     source_of: dict[int, int] = {}
@@ -146,11 +148,12 @@ def _slab_check(
             first, last = (int((at - from_ns) // bin_ns) - 1 for at in slabs.spans[int(source)])
             at_last = curve[min(last, len(curve) - 1)] if last >= 0 else 0.0
             kept[site] += at_last - (curve[min(first, len(curve) - 1)] if first >= 0 else 0.0)
-    grown = [
-        slabs.growth.get((source_of.get(int(site), -1), cache), np.nan) if cache else np.nan
-        for site, cache in zip(sites["site"], sites["slab_cache"], strict=True)
+    caches = [
+        (source_of.get(int(site), -1), cache) for site, cache in zip(sites["site"], sites["slab_cache"], strict=True)
     ]
-    return kept[sites["site"].to_numpy(np.int64)], np.array(grown, dtype=np.float64)
+    grown = np.array([slabs.growth.get(cache, np.nan) for cache in caches], dtype=np.float64)
+    before = np.array([slabs.before.get(cache, np.nan) for cache in caches], dtype=np.float64)
+    return kept[sites["site"].to_numpy(np.int64)], grown, before
 
 
 def _losses(con: duckdb.DuckDBPyConnection) -> list[Loss]:

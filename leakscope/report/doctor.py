@@ -14,9 +14,7 @@ SCHEMA = "leakscope-doctor/1"
 _STYLES = {"ok": "green", "degraded": "yellow", "missing": "red", "unknown": "magenta"}
 
 
-def doctor_json(
-    capabilities: Sequence[Capability], platform: Platform, loader: str, possible: bool
-) -> dict[str, Any]:
+def doctor_json(capabilities: Sequence[Capability], platform: Platform, loader: str, possible: bool) -> dict[str, Any]:
     """One object: ``schema``, ``recording_possible``, ``loader`` (null where none), ``platform`` and
     ``capabilities`` of {name, state, detail, needed_for, required, remedies {platform: command}}.
     """
@@ -67,9 +65,7 @@ def print_doctor(
             console.print(line, soft_wrap=True)  # a command must survive copying
     console.print()
     console.print(
-        Text(
-            _printable(_conclusion(capabilities, loader, possible)), "bold green" if possible else "bold red"
-        )
+        Text(_printable(_conclusion(capabilities, loader, possible)), "bold green" if possible else "bold red")
     )
 
 

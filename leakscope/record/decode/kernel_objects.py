@@ -10,8 +10,15 @@ from leakscope.record.decode.columns import CAUSE_CODES, KIND_CODES, LAYER_CODES
 from leakscope.record.decode.sites import Sites
 from leakscope.record.symbols.interner import Interner
 
-_SLAB_GROWTH = ("allocate_slab", "new_slab", "alloc_slab_page", "___slab_alloc")
-"""Functions that allocate a slab's pages (mm/slub.c): a page below them backs objects counted already."""
+_SLAB_GROWTH = (
+    "allocate_slab",
+    "new_slab",
+    "alloc_slab_page",
+    "___slab_alloc",
+    "___kmalloc_large_node",
+    "__kmalloc_large_node",
+)
+"""Functions that allocate pages for slabs and large kmallocs (mm/slub.c): these back objects that are counted already."""
 
 
 class KernelObjects:
