@@ -201,6 +201,7 @@ int on_function_entry(struct pt_regs *ctx)
 	struct range_key range = {};
 	struct live_range *old;
 	u32 tid = (u32)bpf_get_current_pid_tgid();
+	u64 family;
 
 	if (!spec || !spec->enabled || !in_scope(current_tgid()))
 		return 0;
@@ -236,8 +237,10 @@ int on_function_entry(struct pt_regs *ctx)
 	if (enclosing && enclosing->id && enclosing->sp > call.sp) {
 		call.parent_id = enclosing->id;
 		call.parent_sp = enclosing->sp;
-		call.nested = enclosing->owner;
+		call.enclosing_owner = enclosing->owner;
 	}
+	family = spec->space == SPACE_HEAP ? OWNER_HEAP : OWNER_DEVICE;
+	call.nested = (call.enclosing_owner & family) != 0;
 	call.user_stack = spec->log_call || !call.nested ? user_stack_id(ctx) : -1;
 	if (spec->role == ROLE_FREE || spec->role == ROLE_REALLOC) {
 		/* Which object is being freed is known now: by the time of the return its address may serve another. */
@@ -254,7 +257,9 @@ int on_function_entry(struct pt_regs *ctx)
 	}
 	open.id = call.id;
 	open.sp = call.sp;
-	open.owner = call.nested || spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC;
+	open.owner = call.enclosing_owner;
+	if (spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC)
+		open.owner |= family;
 	bpf_map_update_elem(&thread_calls, &tid, &open, BPF_ANY);
 	return 0;
 }
@@ -431,7 +436,7 @@ int on_function_return(struct pt_regs *ctx)
 	if (open) { /* the enclosing call is innermost again; its frame lies above this one */
 		outer.id = call.parent_id;
 		outer.sp = call.parent_sp;
-		outer.owner = call.nested;
+		outer.owner = call.enclosing_owner;
 		bpf_map_update_elem(&thread_calls, &tid, &outer, BPF_ANY);
 	}
 

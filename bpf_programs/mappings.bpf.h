@@ -122,8 +122,10 @@ static inline int map_exit(void *ctx)
 	struct call_record values = {};
 	struct range_key old_key = {};
 	struct live_range *old;
+	struct thread_call *enclosing;
 	u32 tid = (u32)bpf_get_current_pid_tgid();
 	u32 tgid = current_tgid();
+	u32 of_heap = 0;
 	s64 returned = 0;
 	u64 before;
 	u64 *known_break;
@@ -143,15 +145,20 @@ static inline int map_exit(void *ctx)
 	failed = returned < 0 && returned > -4096;
 	values.exit_ns = bpf_ktime_get_ns();
 	values.result = failed ? (s32)returned : 0;
+	enclosing = bpf_map_lookup_elem(&thread_calls, &tid);
+	if (enclosing && enclosing->id && (enclosing->owner & OWNER_HEAP)) {
+		of_heap = MAP_IN_HEAP;
+		values.flags = CALL_IN_HEAP;
+	}
 
 	if (in.call == MAP_MMAP) { /* (addr, length, prot, flags, fd) */
 		values.size_bytes = whole_pages(in.args[1]);
 		values.requested_bytes = in.args[1];
-		values.arg0 = in.args[3];
+		values.arg0 = (u32)in.args[3] | of_heap;
 		values.arg1 = in.args[2];
 		if (in.args[3] & MAP_FIXED_FLAG)
-			values.flags = CALL_PARTIAL;
-		flags_prot = (u32)in.args[3] | in.args[2] << 32;
+			values.flags |= CALL_PARTIAL;
+		flags_prot = (u32)in.args[3] | of_heap | in.args[2] << 32;
 		begins = 1;
 	} else if (in.call == MAP_MUNMAP) { /* (addr, length) */
 		values.addr = in.args[0];
@@ -196,7 +203,7 @@ static inline int map_exit(void *ctx)
 		if (ended && !begins)
 			return 0; /* the whole story of an exact munmap */
 		if (!ended)
-			values.flags = CALL_PARTIAL;
+			values.flags |= CALL_PARTIAL;
 	}
 	if (begins)
 		values.addr = failed ? 0 : returned;

@@ -34,14 +34,17 @@ struct call_in_flight {
 	u64 args[8];
 	u64 expected_alloc_ts_ns;
 	s32 user_stack;
-	u32 nested;
+	u32 nested;          /* inside another allocating call of its family */
+	u64 enclosing_owner;
 };
 
 struct thread_call { /* innermost probed call open on a thread */
 	u64 id;
 	u64 sp;
-	u64 owner;           /* 1 inside a call that allocates: what it calls is its detail */
+	u64 owner;           /* OWNER_* bits: inside an allocating call of that family, whose detail it is */
 };
+
+enum owner { OWNER_DEVICE = 1, OWNER_HEAP = 2 };
 
 struct thread_contexts {
 	u64 current_context;

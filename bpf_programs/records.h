@@ -71,10 +71,12 @@ struct call_record { /* 128 bytes */
 	u32 function;        /* index of the function or map call; in frees that of the allocation */
 	u16 cpu;
 	u8 type;
-	u8 flags;            /* CALL_NESTED: inside another allocating call; CALL_PARTIAL: range does not match one mapping */
+	u8 flags;            /* CALL_NESTED: inside another allocating call; CALL_PARTIAL: range does not match one mapping;
+	                      * CALL_IN_HEAP: made by malloc for itself */
 	u8 cause;
 	u8 pad[7];
 };
 
-enum call_flag { CALL_NESTED = 1, CALL_PARTIAL = 2 };
+enum call_flag { CALL_NESTED = 1, CALL_PARTIAL = 2, CALL_IN_HEAP = 4 };
+#define MAP_IN_HEAP 0x80000000U /* put beside mmap's own flags: malloc took this mapping for itself */
 enum map_call { MAP_MMAP = 0, MAP_MUNMAP = 1, MAP_MREMAP = 2, MAP_BRK = 3, MAP_MADVISE = 4 };

@@ -53,9 +53,8 @@ def main() -> int:
         objects, found = found_in(report, site["function"], kind, cache)
         exact &= (objects, found) == (site["objects"], planted)
         mark = "exact" if (objects, found) == (site["objects"], planted) else "DIFFERS"
-        print(
-            f"{site['function']:34}{site['layer']:8}{site['objects']:>9,}{planted:>14,}   {objects:>14,}{found:>14,}  {mark}"
-        )
+        planted_text = f"{site['function']:34}{site['layer']:8}{site['objects']:>9,}{planted:>14,}"
+        print(f"{planted_text}   {objects:>14,}{found:>14,}  {mark}")
     leaks = [v for v in (report["verdict"], *report["findings"]) if v["verdict"] == "leak"]
     named = {str(leak["culprit"]["frame"]).split(" ")[0] for leak in leaks}
     wanted = {site["function"] for site in truth["sites"]}

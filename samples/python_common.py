@@ -64,3 +64,4 @@ def finish(sample: str, sites: list[Site], churned: int, hold_seconds: float, **
     report = {"sample": sample, "pid": os.getpid(), "leaked": leaked, "sites": [asdict(s) for s in sites]}
     print(json.dumps(report | {"churned": churned} | more), flush=True)
     time.sleep(hold_seconds)
+    os._exit(0)  # as a killed service ends: the interpreter's own teardown would close what was leaked

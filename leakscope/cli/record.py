@@ -42,8 +42,8 @@ def record(
 ) -> None:
     """Record processes (-p), a cgroup, a command (-- CMD) or, with none of them, the whole host.
 
-    Follows children. Ends with the targets, after --duration, or on Ctrl-C, and writes all that was seen. Own text goes to
-    stderr; the command's streams pass through. Needs root or CAP_BPF and CAP_PERFMON: see `leakscope doctor`.
+    Follows children. Ends with the targets, after --duration, or on Ctrl-C, and writes all that was seen. Own text goes
+    to stderr; the command's streams pass through. Needs root or CAP_BPF and CAP_PERFMON: see `leakscope doctor`.
     """
     import time
 

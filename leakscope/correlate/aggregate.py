@@ -49,12 +49,13 @@ def aggregate(
     looked at), ``summed`` and ``series`` behind, and returns ``series``: id, life, the columns of
     :data:`IDENTITY`, alloc/call/reuse/context/exit ``_objects`` and ``_bytes`` (int64), first_ns and
     last_ns of its allocations, smallest_bytes and largest_bytes of one of them. Rows are ordered by
-    identity, so ids are the same in every run. Failed calls (result != 0) and madvise are left out.
+    identity, so ids are the same in every run. Failed calls (result != 0) and madvise are left out;
+    a free of a part of a mapping (result 1) takes bytes and no object.
     """
     con.register("lives_now", lives[["source_id", "pid", "life", "exit_ns", "from_ns", "bin_ns"]])
     con.execute("CREATE OR REPLACE TEMP TABLE lives AS SELECT * FROM lives_now")
     con.unregister("lives_now")
-    conditions = ["e.result = 0", "e.op <> 'advise'"]
+    conditions = ["(e.result = 0 OR e.op = 'free')", "e.op <> 'advise'"]
     if layer is not None:
         conditions.append("e.layer = '" + layer.replace("'", "''") + "'")
     if pid is not None:
@@ -63,7 +64,8 @@ def aggregate(
         f"""
         CREATE OR REPLACE TEMP VIEW events AS
         SELECT l.life, least({BINS - 1}, greatest(0, (ts_ns - l.from_ns) // l.bin_ns))::SMALLINT AS bin,
-               {EVENT_CODE} AS event, {", ".join(IDENTITY)}, ts_ns, size_bytes
+               {EVENT_CODE} AS event, {", ".join(IDENTITY)}, ts_ns, size_bytes,
+               (result = 0)::INTEGER AS whole
         FROM mem_events e JOIN lives l USING (source_id, pid)
         WHERE {" AND ".join(conditions)}
         """
@@ -74,7 +76,7 @@ def aggregate(
     con.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE summed AS
-        SELECT life, event, {identity}, count(*) AS objects, sum(size_bytes)::BIGINT AS bytes,
+        SELECT life, event, {identity}, sum(whole)::BIGINT AS objects, sum(size_bytes)::BIGINT AS bytes,
                min(ts_ns) AS first_ns, max(ts_ns) AS last_ns,
                min(size_bytes) AS smallest, max(size_bytes) AS largest
         FROM events GROUP BY life, event, hash({", ".join(IDENTITY)})
@@ -124,7 +126,7 @@ def curves(
         WITH chosen AS (
             SELECT w.row, w.folded, life, {", ".join(IDENTITY)} FROM series s JOIN wanted w USING (id)
         )
-        SELECT c.row, bin, sum(CASE WHEN event = {ALLOC} THEN 1 ELSE -1 END)::BIGINT AS objects,
+        SELECT c.row, bin, sum(CASE WHEN event = {ALLOC} THEN 1 ELSE -whole END)::BIGINT AS objects,
                sum(CASE WHEN event = {ALLOC} THEN size_bytes ELSE -size_bytes END)::BIGINT AS bytes
         FROM events JOIN chosen c USING (life, {", ".join(IDENTITY)})
         WHERE event < {EXIT} OR (event = {EXIT} AND c.folded)

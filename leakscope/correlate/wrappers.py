@@ -52,7 +52,7 @@ THREAD_START = re.compile(r"(__)?pthread_create.*|allocate_stack")
 
 # Caches that the kernel gives back by itself under pressure (SLAB_RECLAIM_ACCOUNT of file systems and the
 # VFS).
-RECLAIMABLE_CACHES = re.compile(r"dentry|.*_inode_cache|inode_cache|radix_tree_node|buffer_head")
+RECLAIMABLE_CACHES = re.compile(r"dentry|(?!sock_).*_inode_cache|inode_cache|radix_tree_node|buffer_head")
 
 
 def is_plumbing(frame: Frame) -> bool:

@@ -30,7 +30,7 @@ from leakscope.correlate.wrappers import (
 from leakscope.detect import growth
 from leakscope.detect.findings import Names, find, overall
 from leakscope.detect.judge import CONFIRMED_SHARE, State, judge
-from leakscope.detect.losses import Loss, hidden_frees
+from leakscope.detect.losses import Loss, hidden_frees, hidden_frees_of_sites
 from leakscope.model.manifest import Manifest
 from leakscope.model.results import Growth, LayerTotal, Report, Row, Site, Verdict
 from leakscope.model.words import KINDS_NOT_ADDED, LAYERS
@@ -75,7 +75,8 @@ def attribute(con: duckdb.DuckDBPyConnection, manifest: Manifest, options: Optio
     visible[sites["site"]] = sites["visible"]
     with np.errstate(invalid="ignore"):
         confirmed[sites["site"]] = (kept > 0) & (grown >= CONFIRMED_SHARE * kept)
-    hidden = hidden_frees(losses, _repaired(sites))
+    hidden = np.zeros(len(by_number))
+    hidden[sites["site"]] = hidden_frees_of_sites(sites, losses, hidden_frees(losses, _repaired(sites)))
     judged = judge(held, lives, visible, hidden, confirmed, options.warm_up_s)
 
     growing = judged.loc[judged["state"] >= State.UNCLEAR, "site"].unique()

@@ -87,7 +87,7 @@ def _consequences(leaks: pd.DataFrame, names: dict[int, Names]) -> tuple[pd.Seri
             cause = cause if len(cause) else same[same["kind"] == "pinned"]
         elif name.entry in MAP_ENTRIES:
             cause = same[same["layer"] == "host"]
-            if not len(cause) and name.entry == "page fault":  # who touches a map need not be who mapped it
+            if not len(cause):  # who touches, merges or splits a map need not be who mapped it
                 cause = causes[causes["layer"] == "host"]
         else:
             continue

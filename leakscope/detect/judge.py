@@ -20,6 +20,10 @@ from leakscope.model.words import KINDS_NOT_ADDED
 
 FloatArray = npt.NDArray[np.float64]
 
+NOT_JUDGED = (KINDS_NOT_ADDED - {"heap"}) | {"heap_backing"}
+"""Kinds that never lead to a finding of their own. Where malloc is recorded, its blocks are judged in place of the maps
+that back them: those grow with whoever happens to need more."""
+
 MIN_KEPT_OBJECTS = 10
 MIN_KEPT_SHARE = 0.0005
 """Kept objects after the warm-up as a share of all allocated: below it a few late frees explain them."""
@@ -44,7 +48,7 @@ def judge(
     holdings: Holdings,
     lives: pd.DataFrame,
     visible: npt.NDArray[np.bool_],
-    hidden: dict[str, int],
+    hidden: npt.NDArray[np.float64],
     confirmed: npt.NDArray[np.bool_],
     warm_up_s: float | None = None,
 ) -> pd.DataFrame:
@@ -54,13 +58,13 @@ def judge(
     at the end, more_objects (kept after the warm-up), start_bin, lost_objects (frees that may be unseen),
     withheld (a leak but for the losses), confirmed, half_width (of the interval, bytes/s).
 
-    ``visible``: by site number, whether its frees can be seen. ``hidden``: by layer, frees that may be
-    unseen (:func:`leakscope.detect.losses.hidden_frees`). ``confirmed``: by site number, whether an
+    ``visible``: by site number, whether its frees can be seen. ``hidden``: by site number, frees that may
+    be unseen (:func:`leakscope.detect.losses.hidden_frees_of_sites`). ``confirmed``: by site number, whether an
     independent counter grew by as much as the site keeps. ``warm_up_s`` replaces the fifth of each life
     that is warm-up.
     """
     rows = holdings.table.iloc[holdings.curve_rows].reset_index(drop=True)
-    kept = ~rows["kind"].isin(KINDS_NOT_ADDED).to_numpy() & visible[rows["site"].to_numpy()]
+    kept = ~rows["kind"].isin(NOT_JUDGED).to_numpy() & visible[rows["site"].to_numpy()]
     rows = rows[kept].reset_index(drop=True)
     kept_bytes, kept_objects = holdings.kept_bytes[kept], holdings.kept_objects[kept]
     bins = kept_bytes.shape[1]
@@ -100,7 +104,7 @@ def judge(
     noise = (state == State.UNCLEAR) & (rates.low <= 0)
     state[noise] = State.STEADY
 
-    lost = np.array([hidden.get(layer, 0) for layer in rows["layer"]], dtype=np.float64)
+    lost = hidden[rows["site"].to_numpy()]
     sure = confirmed[rows["site"].to_numpy()]
     withheld = (state == State.LEAK) & ~sure & (more <= lost)
     state[withheld] = State.UNCLEAR

@@ -6,6 +6,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
 from leakscope.model.words import LAYERS
 
 HIDES_FREES = frozenset({"ring_drop", "recursion_miss", "live_map_full", "live_map_busy"})
@@ -14,6 +18,9 @@ was never entered in the live map."""
 NO_FREE_PROBE = re.compile(r"kfree|kmem_cache_free|page_free|munmap")
 """Probes without which no free of their layer is seen; those that failed to attach withhold every verdict."""
 ALL_FREES = 1 << 60
+BURST = 10.0
+"""Skipped frees come in bursts (a softirq frees many objects of one kind): a site may have lost this many times its
+share of them."""
 
 # Which layers a probe serves, by words in its name; a probe that none of these knows serves all.
 _LAYERS_OF_PROBE = (
@@ -59,3 +66,29 @@ def hidden_frees(losses: Iterable[Loss], repaired: dict[str, int]) -> dict[str, 
         for layer in layers_of(loss.probe):
             (skipped if loss.what == "recursion_miss" else dropped)[layer] += loss.count
     return {layer: dropped[layer] + max(0, skipped[layer] - repaired.get(layer, 0)) for layer in LAYERS}
+
+
+def hidden_frees_of_sites(
+    sites: pd.DataFrame, losses: Iterable[Loss], hidden: dict[str, int]
+) -> npt.NDArray[np.float64]:
+    """Upper bound, by row of ``sites``, on its frees that nobody saw.
+
+    A site had at most as many frees as allocations. It lost them at the rate of its layer, or at the rate that
+    addresses of its slab cache were handed out again without a free, whichever is higher, times :data:`BURST`; never
+    more than all that were lost. ``sites`` has layer, slab_cache, visible, alloc_objects, call_objects, reuse_objects.
+    """
+    unmatched = sum(loss.count for loss in losses if loss.what == "address_only_free")
+    ends = sites["call_objects"] + sites["reuse_objects"]
+    seen = ends.groupby(sites["layer"]).sum().to_dict()
+    total = np.array([hidden.get(layer, 0) for layer in sites["layer"]], np.float64)
+    frees = np.array(
+        [seen.get(layer, 0) + (unmatched if layer == "kernel" else 0) for layer in sites["layer"]], np.float64
+    )
+    rate = np.divide(total, total + frees, out=np.zeros(len(sites)), where=total > 0)
+    # Sites whose frees can never be seen say nothing of those that were skipped.
+    of_cache = [sites["layer"], sites["slab_cache"]]
+    reused = sites["reuse_objects"].where(sites["visible"], 0).groupby(of_cache).transform("sum").to_numpy(np.float64)
+    ended = ends.where(sites["visible"], 0).groupby(of_cache).transform("sum").to_numpy(np.float64)
+    cache_rate = np.divide(reused, ended, out=np.zeros(len(sites)), where=ended > 0)
+    share = np.minimum(1.0, BURST * np.maximum(rate, cache_rate))
+    return np.where(total >= ALL_FREES, total, np.minimum(total, sites["alloc_objects"].to_numpy() * share))

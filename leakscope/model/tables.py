@@ -35,7 +35,7 @@ MEM_EVENTS = pa.schema(
         ("python_stack", pa.int32()),
         ("weight", pa.int32()),  # allocations this row's stacks speak for: 1 own, N sampled 1/N, 0 not sampled
         ("call_id", pa.int64()),  # enclosing or own row of `calls`; 0 = none
-        ("result", pa.int32()),
+        ("result", pa.int32()),  # 0; 1 in a free of only a part of a mapping, which lives on
         ("alloc_ts_ns", pa.int64()),  # for a free, the time of its allocation; 0 when it was never seen
     ]
 )

@@ -17,13 +17,14 @@ context was destroyed; the process ended (never counted as given back); the proc
 
 KINDS = (
     *("kmalloc", "slab", "page", "page_slab", "page_user", "slab_meta"),
-    *("mmap_anon", "mmap_file", "mmap_reserve", "brk", "heap", "pinned", "registered"),
+    *("mmap_anon", "mmap_file", "mmap_reserve", "brk", "heap", "heap_backing", "pinned", "registered"),
     *("device", "managed", "async", "vmm", "array", "ipc"),
 )
 """Kinds of memory, a line a layer. kernel: kmalloc, slab, page (kernel pages outside slab), page_slab (back slabs),
-page_user (back user memory), slab_meta (the slab allocator's own bookkeeping). host: maps, brk, heap (malloc), pinned,
-registered (page-locked after the fact). gpu: device and pitched memory, managed, stream-ordered pools, physical memory
-of cuMemCreate, arrays, memory of other processes."""
+page_user (back user memory), slab_meta (the slab allocator's own bookkeeping). host: maps, brk, heap (malloc),
+heap_backing (maps and brk that malloc made for itself, told where malloc is recorded), pinned, registered (page-locked
+after the fact). gpu: device and pitched memory, managed, stream-ordered pools, physical memory of cuMemCreate, arrays,
+memory of other processes."""
 
 KINDS_NOT_ADDED = frozenset({"page_slab", "page_user", "slab_meta", "mmap_reserve", "ipc", "heap", "registered"})
 """Kinds that are shown but not added to a layer's total: their bytes are already counted by another kind

@@ -18,7 +18,7 @@ _SLAB_GROWTH = (
     "___kmalloc_large_node",
     "__kmalloc_large_node",
 )
-"""Functions that allocate pages for slabs and large kmallocs (mm/slub.c): these back objects that are counted already."""
+"""Functions that allocate pages for slabs and large kmallocs (mm/slub.c): these back objects counted already."""
 
 
 class KernelObjects:

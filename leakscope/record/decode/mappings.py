@@ -38,11 +38,12 @@ ROW = np.dtype(
 
 
 def kinds(flags: np.ndarray, prot: np.ndarray) -> np.ndarray:
-    """Kind codes of mappings by mmap's flags and protection: reservation, anonymous, file."""
+    """Kind codes of mappings by mmap's flags and protection: malloc's own, reservation, anonymous, file."""
     anonymous = (flags & _MAP_ANONYMOUS) != 0
     reserve = (prot == _PROT_NONE) | ((flags & _MAP_NORESERVE) != 0)
     codes = np.where(anonymous, KIND_CODES["mmap_anon"], KIND_CODES["mmap_file"])
-    return np.where(anonymous & reserve, KIND_CODES["mmap_reserve"], codes).astype(np.int16)
+    codes = np.where(anonymous & reserve, KIND_CODES["mmap_reserve"], codes)
+    return np.where((flags & records.MAP_IN_HEAP) != 0, KIND_CODES["heap_backing"], codes).astype(np.int16)
 
 
 class Mappings:
@@ -112,7 +113,9 @@ class Mappings:
         for first, live in known.overlapping(pid, start, end, now):
             last = first + int(live["size_bytes"])
             cut_start, cut_end = max(first, start), min(last, end)
-            rows.append(self._piece(record, live, cut_start, cut_end - cut_start, "free", now))
+            row = self._piece(record, live, cut_start, cut_end - cut_start, "free", now)
+            row["result"] = int(cut_start > first or cut_end < last)  # a part: the mapping lives on
+            rows.append(row)
             known.replace(pid, first, [(first, cut_start), (cut_end, last)], live)
         if not rows and record["function"] == records.MAP_MUNMAP:
             self.unmatched_frees += 1
@@ -144,6 +147,7 @@ class Mappings:
             live = np.zeros(1, records.LIVE_RANGE)[0]
             live["caller"], live["user_stack"] = record["caller"], record["user_stack"]
             live["function"], live["ts_ns"] = records.MAP_BRK, now
+            live["context"] = records.MAP_IN_HEAP if record["flags"] & records.CALL_IN_HEAP else 0
             row = self._piece(record, live, before, after - before, "alloc", now)
             pieces.append(row.copy())
             return [row]
@@ -163,8 +167,9 @@ class Mappings:
                 size,
             )
             row["requested_bytes"], row["alloc_ts_ns"] = size, newest["ts_ns"]
-            rows.append(row)
             newest["size_bytes"] -= size
+            row["result"] = int(newest["size_bytes"] > 0)
+            rows.append(row)
             if newest["size_bytes"] == 0:
                 pieces.pop()
             before = start
@@ -177,11 +182,9 @@ class Mappings:
     def _piece(self, record: np.void, live: np.void, addr: int, size: int, op: str, now: int) -> np.void:
         row = np.zeros(1, ROW)[0]
         context = np.array([live["context"]], np.uint64)
-        row["kind"] = (
-            KIND_CODES["brk"]
-            if live["function"] == records.MAP_BRK
-            else kinds(context & np.uint64(0xFFFFFFFF), context >> np.uint64(32))[0]
-        )
+        row["kind"] = kinds(context & np.uint64(0xFFFFFFFF), context >> np.uint64(32))[0]
+        if live["function"] == records.MAP_BRK and row["kind"] != KIND_CODES["heap_backing"]:
+            row["kind"] = KIND_CODES["brk"]
         row["ts_ns"], row["pid"], row["tid"], row["cpu"] = now, record["pid"], record["tid"], record["cpu"]
         row["op"], row["cause"], row["function"] = OP_CODES[op], CAUSE_CODES["call"], live["function"]
         row["addr"], row["size_bytes"], row["requested_bytes"] = addr, size, size
