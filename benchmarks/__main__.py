@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
 
 from benchmarks.results import ROOT, Options, Result
+from leakscope.errors import LeakscopeError
 
 NAMES = ("startup", "overhead", "probes", "reader", "end_to_end", "attribute")
 PAGE = ROOT / "docs" / "performance.md"
@@ -20,7 +22,7 @@ def run(name: str, options: Options) -> Result:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0 whatever the bars say: they are told, not judged."""
+    """Exit code 0 whatever the bars say: they are told, not judged; 1 when a benchmark could not run."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)}; default all")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
@@ -42,17 +44,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     from benchmarks.render import markdown, print_result, replace_section
 
     console = Console(stderr=arguments.json, width=None if sys.stdout.isatty() else 110)
-    results = []
+    results, failed = [], False
     for name in arguments.names or NAMES:
         machine = machine_facts()  # anew for each: the load changes
-        result = run(name, options)
+        try:
+            result = run(name, options)
+        except (LeakscopeError, RuntimeError, OSError, subprocess.SubprocessError) as error:
+            print(f"benchmark {name} could not run: {error}", file=sys.stderr)
+            failed = True
+            continue
         print_result(result, console)
         if not (arguments.quick or arguments.no_docs):
             replace_section(PAGE, name, markdown(result, machine))
         results.append({**result.to_json(), "machine": machine})
     if arguments.json:
         print(json.dumps({"schema": "leakscope-benchmarks/1", "options": vars(options), "benchmarks": results}))
-    return 0
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.recorders import Recording, Tool, bpftrace, leakscope, memleak
 from benchmarks.results import Bar, Options, Result, Spread, Table
-from benchmarks.workloads import OPERATIONS, build_storms, operations, run_storm
+from benchmarks.workloads import OPERATIONS, Cost, build_storms, operations, run_storm
 
 NONE, SAMPLED, ALL, MEMLEAK = (
     "leakscope --stacks none",
@@ -41,6 +41,10 @@ def tools() -> list[Tool]:
     ]
 
 
+Costs = dict[str, dict[str, list[float]]]
+"""Tool: storm: figures by round."""
+
+
 def run(options: Options) -> Result:
     """Rounds of: every tool once, in an order that rotates, with the storms alone before and after."""
     build_storms()
@@ -48,19 +52,20 @@ def run(options: Options) -> Result:
     wanted = [tool for tool in tools() if not options.quick or tool.name in _QUICK_TOOLS]
     present = [tool for tool in wanted if tool.installed]
     result.notes += [f"{tool.name} is not installed" for tool in wanted if not tool.installed]
-    ratios: dict[str, dict[str, list[float]]] = {tool.name: {storm: [] for storm in OPERATIONS} for tool in present}
-    alone_ns: dict[str, list[float]] = {storm: [] for storm in OPERATIONS}
+    wall: Costs = {tool.name: {storm: [] for storm in OPERATIONS} for tool in present}
+    processor: Costs = {tool.name: {storm: [] for storm in OPERATIONS} for tool in present}
+    alone: dict[str, list[Cost]] = {storm: [] for storm in OPERATIONS}
     starts: dict[str, list[float]] = {tool.name: [] for tool in present}
     stops: dict[str, list[float]] = {tool.name: [] for tool in present}
     dropped = dict.fromkeys((tool.name for tool in present if tool.makes_capture), 0)
     for number in range(1 if options.quick else options.rounds):
         first = _storms(options)
-        times: dict[str, dict[str, float]] = {}
+        recorded: dict[str, dict[str, Cost]] = {}
         turn = number % len(present)
         for tool in present[turn:] + present[:turn]:
             with tempfile.TemporaryDirectory(prefix="leakscope-bench-") as folder:
                 recording = Recording(tool, Path(folder))
-                times[tool.name] = _storms(options)
+                recorded[tool.name] = _storms(options)
                 summary = recording.stop()
             starts[tool.name].append(recording.start_s)
             stops[tool.name].append(recording.stop_s)
@@ -69,21 +74,16 @@ def run(options: Options) -> Result:
             time.sleep(0 if options.quick else _PAUSE_S)
         last = _storms(options)
         for storm in OPERATIONS:
-            alone = (first[storm] + last[storm]) / 2
-            alone_ns[storm] += [first[storm], last[storm]]
-            for name, measured in times.items():
-                ratios[name][storm].append(measured[storm] / alone)
-    spreads = {name: {storm: Spread.of(values) for storm, values in row.items()} for name, row in ratios.items()}
-    result.figures = {
-        "ratios": ratios,
-        "alone_ns": alone_ns,
-        "start_s": starts,
-        "stop_s": stops,
-        "ring_drops": dropped,
-        "operations": {storm: operations(storm, options) for storm in OPERATIONS},
-    }
-    result.tables.append(_ratio_table(spreads, alone_ns))
-    result.tables.append(
+            alone[storm] += [first[storm], last[storm]]
+            for name, costs in recorded.items():
+                wall[name][storm].append(2 * costs[storm].wall_ns / (first[storm].wall_ns + last[storm].wall_ns))
+                own_ns = first[storm].processor_ns + last[storm].processor_ns
+                processor[name][storm].append(2 * costs[storm].processor_ns / own_ns)
+    alone_wall = {storm: Spread.of(cost.wall_ns / 1000 for cost in costs) for storm, costs in alone.items()}
+    alone_processor = {storm: Spread.of(cost.processor_ns / 1000 for cost in costs) for storm, costs in alone.items()}
+    result.tables = [
+        _ratios("Times as long as alone, wall time", wall, alone_wall),
+        _ratios("Times the processor time of the storm alone (without the recorder's own)", processor, alone_processor),
         Table(
             "Start, stop and events lost",
             ["tool", "start to attached, s", "end to prompt, s", "ring drops, all rounds"],
@@ -94,29 +94,38 @@ def run(options: Options) -> Result:
                     Spread.of(stops[n]).text(1),
                     f"{dropped[n]:,}" if n in dropped else "",
                 ]
-                for n in ratios
+                for n in wall
             ],
-        )
-    )
-    result.bars = _bars(ratios, spreads)
+        ),
+    ]
+    result.bars = _bars(wall)
+    result.figures = {
+        "ratios": wall,
+        "processor_ratios": processor,
+        "alone_ns": alone,
+        "start_s": starts,
+        "stop_s": stops,
+        "ring_drops": dropped,
+        "operations": {storm: operations(storm, options) for storm in OPERATIONS},
+    }
     return result
 
 
-def _storms(options: Options) -> dict[str, float]:
+def _storms(options: Options) -> dict[str, Cost]:
     return {storm: run_storm(storm, operations(storm, options)) for storm in OPERATIONS}
 
 
-def _ratio_table(spreads: dict[str, dict[str, Spread]], alone_ns: dict[str, list[float]]) -> Table:
-    rows = [["alone, µs an operation", *(Spread.of(v / 1000 for v in ns).text() for ns in alone_ns.values())]]
-    rows += [[name, *(spread.text() for spread in row.values())] for name, row in spreads.items()]
-    return Table("Times as long as alone", ["tool", *alone_ns], rows)
+def _ratios(title: str, ratios: Costs, alone_us: dict[str, Spread]) -> Table:
+    rows = [["alone, µs an operation", *(spread.text() for spread in alone_us.values())]]
+    rows += [[name, *(Spread.of(values).text() for values in row.values())] for name, row in ratios.items()]
+    return Table(title, ["tool", *alone_us], rows)
 
 
-def _bars(ratios: dict[str, dict[str, list[float]]], spreads: dict[str, dict[str, Spread]]) -> list[Bar]:
+def _bars(ratios: Costs) -> list[Bar]:
     bars = []
     for storm, (without_stacks, default, share) in _LIMITS.items():
-        bars.append(Bar(f"{storm} without stacks", spreads[NONE][storm].median, without_stacks, unit="x"))
-        bars.append(Bar(f"{storm} default", spreads[SAMPLED][storm].median, default, unit="x"))
+        bars.append(Bar(f"{storm} without stacks", Spread.of(ratios[NONE][storm]).median, without_stacks, unit="x"))
+        bars.append(Bar(f"{storm} default", Spread.of(ratios[SAMPLED][storm]).median, default, unit="x"))
         if MEMLEAK in ratios:
             pairs = zip(ratios[SAMPLED][storm], ratios[MEMLEAK][storm], strict=True)
             added = Spread.of((ours - 1) / max(theirs - 1, 1e-9) for ours, theirs in pairs)

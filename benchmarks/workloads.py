@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.results import ROOT, Options
 
@@ -24,20 +25,27 @@ def operations(storm: str, options: Options) -> int:
     return _QUICK_OPERATIONS[storm] if options.quick else max(10, int(OPERATIONS[storm] * options.scale))
 
 
+class Cost(NamedTuple):
+    """What one operation took on average, in nanoseconds; processor time includes that of children."""
+
+    wall_ns: float
+    processor_ns: float
+
+
 def start_storm(storm: str, count: int) -> subprocess.Popen[str]:
-    """Start a storm; it prints the mean wall time of an operation in ns when it is through."""
+    """Start a storm; :func:`finish_storm` gives what it measured."""
     program: Path = STORMS_DIRECTORY / "bin" / storm
     return subprocess.Popen([str(program), str(count)], stdout=subprocess.PIPE, text=True)
 
 
-def finish_storm(running: subprocess.Popen[str]) -> float:
-    """Wait for a storm; nanoseconds of wall time an operation."""
+def finish_storm(running: subprocess.Popen[str]) -> Cost:
+    """Wait for a storm; raises CalledProcessError when it failed."""
     output, _ = running.communicate()
     if running.returncode:
         raise subprocess.CalledProcessError(running.returncode, running.args)
-    return float(output)
+    return Cost(*map(float, output.split()))
 
 
-def run_storm(storm: str, count: int) -> float:
-    """Run one storm alone; nanoseconds of wall time an operation."""
+def run_storm(storm: str, count: int) -> Cost:
+    """Run one storm alone."""
     return finish_storm(start_storm(storm, count))

@@ -37,7 +37,7 @@ static inline void send_mem(u64 addr, struct live_object *object, u64 now, u8 op
 /* First sight of a site on this CPU: give it an id (unique without a shared counter: the CPU is part of it). */
 static inline struct site_state *new_site(struct site_key *key, struct site_info *info)
 {
-	struct site_state fresh = {};
+	struct site_state fresh = {}; /* its bucket fills at the first look: it was last refilled at time 0 */
 	struct site_info *known = bpf_map_lookup_elem(&sites, key);
 
 	if (!known) {
@@ -60,21 +60,47 @@ static inline struct site_state *new_site(struct site_key *key, struct site_info
 	return bpf_map_lookup_elem(&site_states, key);
 }
 
-/* Weight of this allocation's stacks: 1 takes its own while the site is slow; above CONFIG_SAMPLE_FIRST in a window
- * one in CONFIG_SAMPLE_ONE_IN at random speaks for the rest; 0 takes none. Never another allocation's stack. */
+static inline void refill(struct bucket *bucket, u64 now, u64 every_ns, u64 most)
+{
+	u64 earned = (now - bucket->refilled_ns) / every_ns;
+
+	if (!earned)
+		return;
+	bucket->refilled_ns = now;
+	bucket->tokens += earned;
+	if (bucket->tokens > most)
+		bucket->tokens = most;
+}
+
+/* Weight of this allocation's stacks: 1 takes its own, N was picked 1 in N at random and speaks for the rest, 0 takes
+ * none. Never another allocation's stack. A site has a bucket of stacks on each CPU, so that every allocation of a slow
+ * site takes its own; the CPU has one for all sites, and while that is empty a site's stacks cost
+ * CONFIG_SCARCE_COST tokens: the busy ones make room for the slow ones. */
 static inline u32 stack_weight(struct site_state *state, u64 now)
 {
+	u32 zero = 0;
+	u64 cost = 1;
+	struct bucket *budget;
+
 	if (CONFIG_STACKS == STACKS_ALL)
 		return 1;
 	if (CONFIG_STACKS == STACKS_NONE)
 		return 0;
-	if (now - state->window_ns > CONFIG_SAMPLE_WINDOW_NS) {
-		state->window_ns = now;
-		state->in_window = 0;
+	budget = bpf_map_lookup_elem(&stack_budget, &zero);
+	if (!budget)
+		return 0;
+	refill(&state->bucket, now, CONFIG_SITE_STACK_EVERY_NS, CONFIG_SITE_STACK_BURST);
+	if (state->bucket.tokens) {
+		refill(budget, now, CONFIG_CPU_STACK_EVERY_NS, CONFIG_CPU_STACK_BURST);
+		if (!budget->tokens)
+			cost = CONFIG_SCARCE_COST;
+		if (state->bucket.tokens >= cost) {
+			state->bucket.tokens -= cost;
+			if (budget->tokens)
+				budget->tokens -= 1;
+			return 1;
+		}
 	}
-	state->in_window += 1;
-	if (state->in_window <= CONFIG_SAMPLE_FIRST)
-		return 1;
 	if ((bpf_get_prandom_u32() & (CONFIG_SAMPLE_ONE_IN - 1)) == 0)
 		return CONFIG_SAMPLE_ONE_IN;
 	return 0;

@@ -13,10 +13,15 @@ struct live_object { /* a kernel object or page believed live; ts_ns 0 = freed, 
 	u32 requested_bytes;
 };
 
+struct bucket { /* of stacks that may be taken: refilled with time, emptied by taking */
+	u64 refilled_ns;
+	u64 tokens;
+};
+
 struct site_state { /* this CPU's view of a site */
 	u32 id;
-	u32 in_window;
-	u64 window_ns;
+	u32 pad;
+	struct bucket bucket;
 };
 
 struct call_key {
@@ -163,6 +168,7 @@ struct rss_value {
 RING(mem_ring, CONFIG_MEM_RING_BYTES);
 RING(call_ring, CONFIG_CALL_RING_BYTES);
 PERCPU_ARRAY(counters, u64, COUNTERS);
+PERCPU_ARRAY(stack_budget, struct bucket, 1);
 
 STACK_MAP(stacks, CONFIG_STACK_ENTRIES);
 STACK_MAP(stacks_overflow, CONFIG_STACK_ENTRIES * 4);

@@ -16,7 +16,7 @@ from recording import LEAKSCOPE, ROOT, Recorder, Recording, SlabInfo, record, sa
 
 pytestmark = [pytest.mark.bpf, pytest.mark.usefixtures("bpf")]
 
-SOCKET_PAIRS, BPF_MAPS, QUEUES, MESSAGES_A_QUEUE = 5003, 5003, 1501, 4
+SOCKET_PAIRS, BPF_MAPS, QUEUES, MESSAGES_A_QUEUE = 8009, 5003, 1501, 4
 ON_OBJECTS = "kind IN ('kmalloc', 'slab')"
 MEMORY_CGROUP = Path("/sys/fs/cgroup/memory")
 
@@ -94,9 +94,13 @@ def kept_caches(held: Held, name: str) -> dict[str, tuple[int, int]]:
     return {cache: (objects, size) for cache, (objects, size) in found.items() if objects >= enough}
 
 
-def recursion_slack(held: Held) -> int:
-    """Objects that may be missed, or held live too long, because their event hit inside the same program's run."""
-    return held.recording.losses("recursion_miss")
+def missed_frees(held: Held, churned: int) -> int:
+    """Frees that may be unseen: those counted as nested in the program's own run, and a hundredth of the churn.
+
+    RCU frees inodes in softirqs, in batches of ten that may hit while the program runs; the kernel's count of such
+    misses has been seen to fall short of them.
+    """
+    return held.recording.losses("recursion_miss") + churned // 100
 
 
 def test_ctrl_c_keeps_everything_that_was_recorded(held: Held) -> None:
@@ -117,8 +121,7 @@ def test_every_leaked_object_is_counted_once_at_its_function(held: Held, name: s
     # then caches hold a whole number of objects for each, to the object
     units = {"sockets": SOCKET_PAIRS, "maps": BPF_MAPS, "queues": QUEUES}[name]
     for cache, (objects, size) in kept.items():
-        multiple = round(objects / units)
-        assert abs(objects - multiple * units) <= recursion_slack(held), cache
+        assert objects % units == 0, cache
         assert size % objects == 0
     assert max(kept.values())[0] == {"sockets": 2, "maps": 1, "queues": MESSAGES_A_QUEUE}[name] * units
     # and the leaking function is the innermost frame but for the C library's stub
@@ -144,7 +147,9 @@ def test_balanced_code_beside_the_leak_keeps_none_of_its_objects(held: Held, nam
     allocated = held.recording.rows(f"SELECT count(*) FROM events WHERE op = 'alloc' AND {where}", leaker.pid, balanced)
     assert allocated[0][0] >= leaker.report["churned"]  # it was seen at work
     live = held.recording.live("slab_cache", where, leaker.pid, balanced)
-    assert sum(live.get(cache, (0, 0))[0] for cache in caches) <= recursion_slack(held)
+    assert sum(live.get(cache, (0, 0))[0] for cache in caches) <= missed_frees(held, leaker.report["churned"])
+    # and none at all of what is freed by the closing thread itself
+    assert live.get(max(caches, key=lambda cache: caches[cache][1]), (0, 0)) == (0, 0)
 
 
 @pytest.mark.parametrize("name", ["sockets", "maps", "queues"])
@@ -207,14 +212,19 @@ EXITED = [  # sample, function, objects of the main cache for each leaked one, w
 ]
 
 
+def main_cache(recording: Recording, name: str) -> str:
+    """The slab cache in which a sample kept most bytes."""
+    live = recording.live("slab_cache", f"pid = ? AND {ON_OBJECTS}", recording.reports[name]["pid"])
+    return str(max(live, key=lambda cache: live[cache][1]))
+
+
 @pytest.mark.parametrize(("name", "function", "objects", "outlives"), EXITED)
 def test_a_leak_is_whole_after_its_process_ended(
     after_exit: Recording, name: str, function: str, objects: int, outlives: bool
 ) -> None:
     # given a leaker that has exited, and the slab cache in which it kept most
-    pid = after_exit.reports[name]["pid"]
+    pid, cache = after_exit.reports[name]["pid"], main_cache(after_exit, name)
     live = after_exit.live("slab_cache", f"pid = ? AND {ON_OBJECTS}", pid)
-    cache = max(live, key=lambda name: live[name][1])
     slack = after_exit.losses("recursion_miss")
     # then all that it leaked counts as live: its own end gave nothing back (the loader and libc add a few)
     assert 0 <= live[cache][0] - objects <= 2 + slack
@@ -253,7 +263,7 @@ def test_the_three_leaks_are_attributed_to_their_functions(after_exit: Recording
     assert leaks.keys() == {function for _, function, _, _ in EXITED}
     sites = {site["id"]: site for site in report["sites"]}
     for name, function, objects, outlives in EXITED:
-        cache = leaks[function]["culprit"]["slab_cache"]
+        cache = main_cache(after_exit, name)
         kept = [sites[i] for i in leaks[function]["sites"] if sites[i]["slab_cache"] == cache]
         assert sum(site["live_objects"] for site in kept) == pytest.approx(objects, abs=2), name
         assert all(site["outlives_process"] == outlives for site in kept), name
