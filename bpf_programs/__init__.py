@@ -14,6 +14,8 @@ SHIM_DIRECTORY = DIRECTORY / "shim"
 """Folder for ``BCC_KERNEL_SOURCE``: nine small headers in place of the kernel's."""
 
 MAIN_SOURCE = "leakscope.bpf.c"
+OBJECT = DIRECTORY / "leakscope.bpf.o"
+"""The object for libbpf, built by `make build` (bpf_programs/Makefile) and shipped in the wheel."""
 
 _INCLUDE = re.compile(r'^#include "(?P<name>[^"]+)"$', re.MULTILINE)
 _MAP_CALLS = [

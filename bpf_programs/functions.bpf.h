@@ -189,7 +189,7 @@ static inline void send_range_end(struct range_key *key, struct live_range *rang
 	submit_call(record);
 }
 
-PROGRAM("uprobe.multi")
+PROGRAM("uprobe")
 int on_function_entry(struct pt_regs *ctx)
 {
 	u32 function = bpf_get_attach_cookie(ctx);
@@ -403,7 +403,7 @@ static inline void send_call(struct call_in_flight *call, struct call_record *va
 	submit_call(record);
 }
 
-PROGRAM("uretprobe.multi")
+PROGRAM("uretprobe")
 int on_function_return(struct pt_regs *ctx)
 {
 	u32 function = bpf_get_attach_cookie(ctx);

@@ -215,9 +215,8 @@ int on_kmalloc(struct raw_tracepoint_args *ctx)
 	return kernel_alloc(ctx, addr, &key, &info, requested);
 }
 
-#if CONFIG_SLAB_HAS_CACHE
 /* Since v6.1 (2c1d697fb8ba, "mm/slab_common: drop kmem_alloc & avoid dereferencing fields when not using") the
- * tracepoint passes the kmem_cache itself. */
+ * tracepoint passes the kmem_cache itself, before that the sizes: (call site, object, cache | requested, … | allocated). */
 PROGRAM("raw_tp/kmem_cache_alloc")
 int on_kmem_cache_alloc(struct raw_tracepoint_args *ctx)
 {
@@ -225,45 +224,32 @@ int on_kmem_cache_alloc(struct raw_tracepoint_args *ctx)
 	struct site_info info = {};
 	struct site_state *state;
 	u64 addr = ctx->args[1];
-	u64 cache = ctx->args[2];
+	u64 third = ctx->args[2];
+	u64 fourth = ctx->args[3];
 	u64 name = 0;
 
 	if (!addr)
 		return 0;
 	key.call_site = ctx->args[0];
-	key.what = cache;
+	info.kind = SITE_SLAB;
+	if (!CONFIG_SLAB_HAS_CACHE) {
+		key.what = (u32)fourth;
+		info.size_bytes = fourth;
+		info.object_bytes = third;
+		return kernel_alloc(ctx, addr, &key, &info, third);
+	}
+	key.what = third;
 	if (in_scope(current_tgid())) {
 		state = bpf_map_lookup_elem(&site_states, &key);
 		if (!state || !state->id) {
-			info.kind = SITE_SLAB;
-			bpf_probe_read_kernel(&info.size_bytes, 4, (void *)(cache + CONFIG_CACHE_SIZE));
-			bpf_probe_read_kernel(&info.object_bytes, 4, (void *)(cache + CONFIG_CACHE_OBJECT_SIZE));
-			bpf_probe_read_kernel(&name, 8, (void *)(cache + CONFIG_CACHE_NAME));
+			bpf_probe_read_kernel(&info.size_bytes, 4, (void *)(third + CONFIG_CACHE_SIZE));
+			bpf_probe_read_kernel(&info.object_bytes, 4, (void *)(third + CONFIG_CACHE_OBJECT_SIZE));
+			bpf_probe_read_kernel(&name, 8, (void *)(third + CONFIG_CACHE_NAME));
 			bpf_probe_read_kernel_str(info.cache, sizeof(info.cache), (void *)name);
 		}
 	}
 	return kernel_alloc(ctx, addr, &key, &info, 0);
 }
-#else
-PROGRAM("raw_tp/kmem_cache_alloc")
-int on_kmem_cache_alloc(struct raw_tracepoint_args *ctx)
-{
-	struct site_key key = {};
-	struct site_info info = {};
-	u64 addr = ctx->args[1];
-	u32 requested = ctx->args[2];
-	u32 allocated = ctx->args[3];
-
-	if (!addr)
-		return 0;
-	key.call_site = ctx->args[0];
-	key.what = allocated;
-	info.kind = SITE_SLAB;
-	info.size_bytes = allocated;
-	info.object_bytes = requested;
-	return kernel_alloc(ctx, addr, &key, &info, requested);
-}
-#endif
 
 /* kfree may end an object of any cache and kmem_cache_free one of kmalloc: one pointer space. */
 PROGRAM("raw_tp/kfree")

@@ -54,7 +54,7 @@ int on_new_task(void *ctx)
 }
 
 /* Fires before descriptors and mappings are torn down (do_exit), once a thread. The evidence of a process ends when its last
- * thread gets here: `group_dead` where the tracepoint has it (v6.16, 7b3d61f6578a), else the leader's exit. */
+ * thread gets here: `group_dead` where the tracepoint has it (6.18 does, 6.1 does not), else the leader's exit. */
 PROGRAM("tracepoint/sched/sched_process_exit")
 int on_process_exit(void *ctx)
 {
@@ -67,9 +67,8 @@ int on_process_exit(void *ctx)
 	bpf_map_delete_elem(&contexts, &tid);
 	if (!in_scope(tgid))
 		return 0;
-#if CONFIG_EXIT_GROUP_DEAD >= 0
-	TRACEPOINT_FIELD(last, ctx, CONFIG_EXIT_GROUP_DEAD);
-#endif
+	if (CONFIG_EXIT_GROUP_DEAD >= 0)
+		TRACEPOINT_FIELD(last, ctx, CONFIG_EXIT_GROUP_DEAD);
 	if (!last)
 		return 0;
 	send_process(CALL_EXIT);

@@ -37,6 +37,9 @@ def record(
     live_entries: Annotated[
         int, typer.Option(help="Kernel objects that can be live at once (110 bytes each).", min=1024)
     ] = 1 << 20,
+    loader: Annotated[
+        str, typer.Option(help="How probes are loaded: bcc (compiles), core (built beforehand), auto (bcc if installed).")
+    ] = "auto",
     force: Annotated[bool, typer.Option("--force", help="Replace the capture that is there.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
 ) -> None:
@@ -70,6 +73,7 @@ def record(
         flush_s=flush,
         ring_bytes=_ring_bytes(ring),
         live_entries=live_entries,
+        loader=loader,
     )
     require_capable()
     with StatusLine(sys.stderr) as status:

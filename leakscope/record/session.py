@@ -66,7 +66,7 @@ class Session:
             with_functions=True,
         )
         scope.configure(options, config)
-        self._programs = load(config)
+        self._programs = load(config, options.loader)
         source.loader = self._programs.name
         self._attachments = tracepoints.Attachments()
         self.exits: dict[int, int] = {}

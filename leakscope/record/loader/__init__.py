@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+import bpf_programs
+from leakscope.errors import BadInputError, NotCapableError
+from leakscope.record.bcc_location import find_bcc
 from leakscope.record.loader.base import LoadedPrograms, ProgramConfig
 
-__all__ = ["LoadedPrograms", "ProgramConfig", "load"]
+__all__ = ["LOADERS", "LoadedPrograms", "ProgramConfig", "choose", "load"]
+
+LOADERS = ("auto", "bcc", "core")
 
 
-def load(config: ProgramConfig) -> LoadedPrograms:
-    """Compile and load the programs; raises NotCapableError with the remedy."""
+def choose(loader: str = "auto") -> str:
+    """bcc or core. `auto` takes bcc where it is installed, else the object that was built beforehand.
+
+    Raises BadInputError for another name and NotCapableError where neither is there.
+    """
+    if loader not in LOADERS:
+        raise BadInputError(f"--loader {loader}: choose {', '.join(LOADERS)}")
+    if loader != "auto":
+        return loader
+    if find_bcc() is not None:
+        return "bcc"
+    if bpf_programs.OBJECT.exists():
+        return "core"
+    raise NotCapableError(
+        "neither bcc nor built programs are here; install bcc (Debian/Ubuntu: apt-get install python3-bpfcc; "
+        "Fedora/RHEL: dnf install python3-bcc)"
+    )
+
+
+def load(config: ProgramConfig, loader: str = "auto") -> LoadedPrograms:
+    """Load the programs; raises NotCapableError with the remedy."""
+    if choose(loader) == "core":
+        from leakscope.record.loader.core import CorePrograms
+
+        return CorePrograms(config)
     from leakscope.record.loader.bcc import BccPrograms
 
     return BccPrograms(config)

@@ -31,7 +31,11 @@ def library_of(path: str) -> str | None:
 
 
 class FunctionProbes:
-    """Attaches to libraries as they become known; each file (device, inode) once."""
+    """Attaches to libraries as they become known; each file (device, inode) once.
+
+    ``LEAKSCOPE_UPROBES=perf`` in the environment leaves out multi links, as kernels before 6.6 do: for tests, and
+    for a kernel whose multi links misbehave. Attaching and closing then take some 100 ms a function.
+    """
 
     def __init__(
         self, programs: LoadedPrograms, attachments: Attachments, functions_map: Map, groups: Iterable[str]
@@ -40,7 +44,7 @@ class FunctionProbes:
         self._attachments = attachments
         self._groups = set(groups)
         self._seen: set[tuple[int, int]] = set()
-        self._multi = True
+        self._multi = os.environ.get("LEAKSCOPE_UPROBES") != "perf"
         self.attached: dict[str, int] = {}  # path: functions
         for index, probe in enumerate(FUNCTIONS):
             functions_map.update(index.to_bytes(4, "little"), probe.spec(probe.group in self._groups))
@@ -83,7 +87,8 @@ class FunctionProbes:
                 self._attachments.failed.append((f"uprobe:{path}", str(error.strerror)))
                 return 0
         self.attached[path] = len(wanted)
-        self._attachments.names.append(f"uprobe:{path} ({len(wanted)} functions)")
+        how = "" if self._multi else ", a perf event each"
+        self._attachments.names.append(f"uprobe:{path} ({len(wanted)} functions{how})")
         return len(wanted)
 
     def _attach(self, path: str, wanted: list[tuple[int, int]], at_return: bool) -> None:

@@ -1,0 +1,79 @@
+/* What a loader sets before the programs are loaded: compiled in by bcc, read-only data for libbpf.
+ *
+ * The list is read by leakscope/record/loader/core.py: one 64-bit value a line, in this order. The verifier knows
+ * read-only data, so what a recording does not use is pruned under both loaders. */
+#pragma once
+
+#ifndef LEAKSCOPE_BCC
+#define CONFIG_WITH_MAPS 1
+#define CONFIG_WITH_FUNCTIONS 1
+/* Sizes of maps: set by the loader before loading. */
+#define CONFIG_MEM_RING_BYTES 4096
+#define CONFIG_CALL_RING_BYTES 4096
+#define CONFIG_LIVE_ENTRIES 1024
+#define CONFIG_PAGE_ENTRIES 1024
+#define CONFIG_RANGE_ENTRIES 1024
+#define CONFIG_STACK_ENTRIES 1024
+#define CONFIG_SITE_ENTRIES 1024
+
+struct config {
+	u64 self_tgid;
+	u64 scope;
+	u64 cgroup_id;
+	u64 cgroup_level;
+	u64 stacks;
+	u64 site_stack_every_ns;
+	u64 site_stack_burst;
+	u64 cpu_stack_every_ns;
+	u64 cpu_stack_burst;
+	u64 scarce_cost;
+	u64 sample_one_in;
+	u64 live_delete_above;
+	u64 page_size;
+	u64 slab_has_cache;
+	u64 cache_name;
+	u64 cache_size;
+	u64 cache_object_size;
+	u64 newtask_pid;
+	u64 newtask_clone_flags;
+	s64 exit_group_dead;
+	u64 nr_mmap;
+	u64 nr_munmap;
+	u64 nr_mremap;
+	u64 nr_brk;
+	u64 nr_madvise;
+	u64 rss_curr;
+	u64 rss_member;
+	u64 rss_size;
+};
+
+const volatile struct config config = {};
+
+#define CONFIG_SELF_TGID config.self_tgid
+#define CONFIG_SCOPE config.scope
+#define CONFIG_CGROUP_ID config.cgroup_id
+#define CONFIG_CGROUP_LEVEL config.cgroup_level
+#define CONFIG_STACKS config.stacks
+#define CONFIG_SITE_STACK_EVERY_NS config.site_stack_every_ns
+#define CONFIG_SITE_STACK_BURST config.site_stack_burst
+#define CONFIG_CPU_STACK_EVERY_NS config.cpu_stack_every_ns
+#define CONFIG_CPU_STACK_BURST config.cpu_stack_burst
+#define CONFIG_SCARCE_COST config.scarce_cost
+#define CONFIG_SAMPLE_ONE_IN config.sample_one_in
+#define CONFIG_LIVE_DELETE_ABOVE config.live_delete_above
+#define CONFIG_PAGE_SIZE config.page_size
+#define CONFIG_SLAB_HAS_CACHE config.slab_has_cache
+#define CONFIG_CACHE_NAME config.cache_name
+#define CONFIG_CACHE_SIZE config.cache_size
+#define CONFIG_CACHE_OBJECT_SIZE config.cache_object_size
+#define CONFIG_NEWTASK_PID config.newtask_pid
+#define CONFIG_NEWTASK_CLONE_FLAGS config.newtask_clone_flags
+#define CONFIG_EXIT_GROUP_DEAD config.exit_group_dead
+#define CONFIG_NR_MMAP config.nr_mmap
+#define CONFIG_NR_MUNMAP config.nr_munmap
+#define CONFIG_NR_MREMAP config.nr_mremap
+#define CONFIG_NR_BRK config.nr_brk
+#define CONFIG_RSS_CURR config.rss_curr
+#define CONFIG_RSS_MEMBER config.rss_member
+#define CONFIG_RSS_SIZE config.rss_size
+#endif
