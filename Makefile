@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup system-packages samples build demo test check eval fuzz bench gpu-check clean
+.PHONY: setup system-packages samples programs build demo test check eval fuzz bench gpu-check clean
 
 setup: system-packages $(VENV)/.installed
 
@@ -18,13 +18,17 @@ $(VENV)/.installed: pyproject.toml
 samples: setup
 	@$(MAKE) -s -C samples
 
-build: setup
+# The probes as an object for libbpf, where clang is: hosts that record then need no compiler.
+programs:
+	@if command -v clang >/dev/null; then $(MAKE) -s -C bpf_programs; else echo "no clang: not building bpf_programs/leakscope.bpf.o" >&2; fi
+
+build: setup programs
 	$(BIN)/pip wheel -q --no-deps -w dist .
 
 demo: samples
 	@$(BIN)/python samples/demo.py
 
-test: samples
+test: samples programs
 	$(BIN)/python -m pytest
 
 check: setup
@@ -39,7 +43,7 @@ eval: setup
 fuzz: setup
 	LEAKSCOPE_HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -m "fuzz or not fuzz" -k "hypothesis or fuzz or hostile or random or damage" tests
 
-bench: samples
+bench: samples programs
 	@tools/system-packages.sh bench
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 

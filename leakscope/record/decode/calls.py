@@ -53,6 +53,7 @@ class Calls:
         self._apis = np.array([columns.apis.code(p.api) for p in FUNCTIONS], np.int16)
         self._call_apis = Words(tuple(p.api for p in FUNCTIONS))
         self._primary_contexts: dict[tuple[int, int], int] = {}
+        self._context_ended_ns: dict[tuple[int, int], list[int]] = {}  # (pid, context): ends, oldest first
 
     def decode(self, batch: np.ndarray) -> DecodedCalls:
         """All rows of a batch. The ends of contexts and processes also give the frees that they imply."""
@@ -72,6 +73,8 @@ class Calls:
             *self._process_ends(result.exits, "exit"),
             *self._process_ends(result.execs, "exec"),
         ]
+        for ends_ns in self._context_ended_ns.values():
+            del ends_ns[:-1]  # what is decoded from now on is younger
         result.mem_events = [table for table in tables if table.num_rows]
         result.calls = self._calls_table(called[_LOGGED[called["function"]]])
         result.launches = self._launches_table(batch[kind == records.CALL_LAUNCH])
@@ -120,10 +123,10 @@ class Calls:
         mapped = ended["arg1"] == records.SPACE_MAPPED
         ended = ended[~mapped]
         function = ended["function"]
-        causes = ended["cause"].astype(np.int16)
+        causes, times = self._causes(ended)
         return self._columns.table(
             len(ended),
-            ts_ns=ended["exit_ns"],
+            ts_ns=times,
             pid=ended["pid"],
             tid=ended["tid"],
             cpu=ended["cpu"],
@@ -140,6 +143,18 @@ class Calls:
             call_id=ended["id"].astype(np.int64),
             alloc_ts_ns=ended["alloc_ts_ns"],
         )
+
+    def _causes(self, ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(cause codes, times) of frees. An address may be handed out again before the end of its context is decoded:
+        that end was the free, not the reuse."""
+        causes, times = ended["cause"].astype(np.int16), ended["exit_ns"].astype(np.int64)
+        for i in np.flatnonzero(causes == CAUSE_CODES["reuse"]) if self._context_ended_ns else ():
+            owner = int(ended["pid"][i]), int(ended["context"][i])
+            for end_ns in self._context_ended_ns.get(owner, ()):
+                if ended["alloc_ts_ns"][i] < end_ns <= times[i]:
+                    causes[i], times[i] = CAUSE_CODES["context"], end_ns
+                    break
+        return causes, times
 
     def _map_events(self, rows: np.ndarray) -> pa.Table:
         made_ns = np.where(rows["alloc_ts_ns"] > 0, rows["alloc_ts_ns"], rows["ts_ns"])
@@ -162,6 +177,8 @@ class Calls:
                 contexts = {int(record["context"]), 0}
             else:
                 contexts = {self._primary_contexts.get((pid, int(record["arg0"]) & 0xFFFFFFFF), 0)}
+            for context in contexts:
+                self._context_ended_ns.setdefault((pid, context), []).append(int(record["enter_ns"]))
             tables.append(self._end_ranges({pid: int(record["enter_ns"])}, "context", contexts))
         return tables
 
