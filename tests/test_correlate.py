@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from leakscope.capture import Capture
 from leakscope.correlate import weights
+from leakscope.correlate.divergence import freeing_sites, shared_with_freeing
 from leakscope.correlate.lives import FOLDED_PID, process_lives, source_bounds
 from leakscope.correlate.sites import folded_cache
 from leakscope.correlate.stacks import Frame, Stacks
@@ -195,3 +196,35 @@ def test_frees_visible(
         }
     )
     assert frees_visible(sites, np.array([kept]), np.array([grown]), np.array([before])).tolist() == [visible]
+
+
+def test_the_culprit_lies_above_what_a_leak_shares_with_those_who_free() -> None:
+    # given a wrapper that a leaking and a freeing caller use, and a second leak of its own
+    columns = [
+        "site",
+        "layer",
+        "kind",
+        "api",
+        "call_site",
+        "user_stack",
+        "python_stack",
+        "alloc_objects",
+        "live_objects",
+    ]
+    rows = [
+        (0, "host", "heap", "malloc", 0, 1, 0, 100, 100),  # main > keep > wrap
+        (1, "host", "heap", "malloc", 0, 2, 0, 100, 0),  # main > serve > wrap
+        (2, "host", "heap", "malloc", 0, 3, 0, 100, 100),  # main > hold
+        (3, "host", "mmap_anon", "mmap", 0, 2, 0, 100, 100),  # the freeing path, but another kind of memory
+    ]
+    sites = pd.DataFrame(rows, columns=columns)
+    paths = {1: ("main", "keep", "wrap"), 2: ("main", "serve", "wrap"), 3: ("main", "hold")}
+    stacks = {0: [], **{number: [Frame(name, module="/bin/app") for name in path] for number, path in paths.items()}}
+    growing = sites[sites["live_objects"] > 0]
+    # when shared tails are looked for
+    freeing = freeing_sites(sites, growing)
+    shared = shared_with_freeing(growing, freeing, stacks)
+    # then only the wrapper is passed over, and only where someone frees the same kind of memory through it
+    assert freeing["site"].tolist() == [1]
+    assert shared == {0: 1, 2: 0, 3: 0}
+    assert culprit(stacks[1], [], [], shared[0]).function == "keep"

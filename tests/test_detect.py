@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from leakscope.detect import growth
 from leakscope.detect.attribution import Options
-from leakscope.detect.losses import ALL_FREES, Loss, hidden_frees
+from leakscope.detect.losses import ALL_FREES, Loss, hidden_frees, hidden_frees_of_sites
 from tests.synthetic import PID, SyntheticCapture
 from tests.test_attribute import DEVICE, FILP, LEAKER, MAP, SOCKETPAIR, frames, report_of
 
@@ -225,3 +226,31 @@ def test_warm_up_as_asked_leaves_later_growth_out(tmp_path: Path) -> None:
     capture.churn(900, 4096, user=("main", "work"), **MAP)
     report = report_of(capture, tmp_path, Options(warm_up_s=8.1))
     assert report.verdict.verdict == "not_leak"
+
+
+def test_unseen_frees_are_bounded_by_what_a_site_could_have_lost() -> None:
+    # given 100 skipped frees among 10,000 of the kernel, and one cache whose addresses come back without a free
+    sites = pd.DataFrame(
+        {
+            "layer": ["kernel", "kernel", "host"],
+            "slab_cache": ["filp", "sock_inode_cache", ""],
+            "visible": [True, True, True],
+            "alloc_objects": [50, 10_000, 7],
+            "call_objects": [0, 5_000, 0],
+            "reuse_objects": [0, 500, 0],
+        }
+    )
+    losses = [Loss("on_kfree", "recursion_miss", 100), Loss("frees", "address_only_free", 4_400)]
+    # when each site is bounded
+    bound = hidden_frees_of_sites(sites, losses, {"kernel": 100, "host": 0, "gpu": 0})
+    # then a site without a miss of its own cache lost its share of them, ten times over; the other at most all of them
+    assert bound[0] == pytest.approx(50 * 10 * 100 / (100 + 5_500 + 4_400))
+    assert bound[1:].tolist() == [100.0, 0.0]
+
+
+def test_a_probe_that_could_not_be_attached_hides_all_frees_of_its_layer() -> None:
+    sites = pd.DataFrame(
+        {"layer": ["kernel"], "slab_cache": [""], "visible": [True], "alloc_objects": [5], "call_objects": [0],
+         "reuse_objects": [0]}
+    )  # fmt: skip
+    assert hidden_frees_of_sites(sites, [], {"kernel": ALL_FREES})[0] == ALL_FREES

@@ -38,7 +38,8 @@ def record(
         int, typer.Option(help="Kernel objects that can be live at once (110 bytes each).", min=1024)
     ] = 1 << 20,
     loader: Annotated[
-        str, typer.Option(help="How probes are loaded: bcc (compiles), core (built beforehand), auto (bcc if installed).")
+        str,
+        typer.Option(help="Loader of the probes: bcc (compiles), core (built beforehand), auto (bcc if installed)."),
     ] = "auto",
     force: Annotated[bool, typer.Option("--force", help="Replace the capture that is there.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,

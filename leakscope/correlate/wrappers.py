@@ -65,15 +65,16 @@ def is_plumbing(frame: Frame) -> bool:
     return not frame.function or bool(FUNCTIONS.fullmatch(frame.function))
 
 
-def culprit(user: Sequence[Frame], python: Sequence[Frame], kernel: Sequence[Frame]) -> Frame | None:
+def culprit(user: Sequence[Frame], python: Sequence[Frame], kernel: Sequence[Frame], shared: int = 0) -> Frame | None:
     """The innermost application frame; else the innermost named user frame, the syscall, the innermost one.
 
-    Stacks are outermost first. None when all three are empty.
+    ``shared`` innermost application frames are passed over: others who free end in them as well. Stacks are outermost
+    first. None when all three are empty.
     """
     for stack in (python, user):
-        for frame in reversed(stack):
-            if not is_plumbing(frame):
-                return frame
+        frames = [frame for frame in stack if not is_plumbing(frame)]
+        if frames:
+            return frames[-1 - shared] if shared < len(frames) else frames[-1]
     for stack in (python, user):
         for frame in reversed(stack):
             if frame.function:

@@ -14,6 +14,7 @@ import pandas as pd
 from leakscope.correlate import reconcile
 from leakscope.correlate.aggregate import aggregate, unknown_frees
 from leakscope.correlate.chains import build_chain
+from leakscope.correlate.divergence import freeing_sites, shared_with_freeing
 from leakscope.correlate.lives import process_lives, source_bounds
 from leakscope.correlate.nesting import nesting
 from leakscope.correlate.sites import Holdings, folded_cache, holdings, merge_sites
@@ -84,6 +85,8 @@ def attribute(con: duckdb.DuckDBPyConnection, manifest: Manifest, options: Optio
     listed = pd.concat([listed, sites.iloc[len(listed) :][lambda s: s["site"].isin(growing)]])
     callers = listed[(listed["layer"] != "kernel") & (listed["live_bytes"] > 0)].head(options.chains)
     kernel = listed[(listed["layer"] == "kernel") & (listed["live_bytes"] > 0) & (listed["call_site"] > 0)]
+    leaking = listed[listed["site"].isin(growing)]
+    freeing = freeing_sites(sites, leaking)
     nested = nesting(con, callers[["site", *_CALLER_IDENTITY]], kernel.head(200))
     stacks = Stacks(
         con,
@@ -92,10 +95,13 @@ def attribute(con: duckdb.DuckDBPyConnection, manifest: Manifest, options: Optio
             *listed["user_stack"],
             *listed["python_stack"],
             *nested.below["kernel_stack"],
+            *freeing["user_stack"],
+            *freeing["python_stack"],
         ],
     )
     in_call = set(zip(*(nested.above[c] for c in ("kernel_stack", "user_stack", "python_stack")), strict=True))
-    names = {int(row["site"]): _names(row, stacks, in_call) for _, row in listed.iterrows()}
+    shared = shared_with_freeing(leaking, freeing, stacks)
+    names = {int(r["site"]): _names(r, stacks, in_call, shared.get(int(r["site"]), 0)) for _, r in listed.iterrows()}
     ids = _site_ids(listed, names)
     findings = [_with_ids(f, ids) for f in find(judged, held.table, names, lives)]
     rates = _site_rates(judged)
@@ -178,10 +184,10 @@ def _repaired(sites: pd.DataFrame) -> dict[str, int]:
     return {str(layer): int(count) for layer, count in mended.groupby("layer")["reuse_objects"].sum().items()}
 
 
-def _names(row: pd.Series, stacks: Stacks, in_call: set[tuple[int, int, int]]) -> Names:
+def _names(row: pd.Series, stacks: Stacks, in_call: set[tuple[int, int, int]], shared: int = 0) -> Names:
     user, python = stacks[row["user_stack"]], stacks[row["python_stack"]]
     kernel = stacks[row["kernel_stack"]]
-    frame = culprit(user, python, kernel)
+    frame = culprit(user, python, kernel, shared)
     texts = tuple(f.text for f in [*python, *user, *kernel])
     identity = (row["kernel_stack"], row["user_stack"], row["python_stack"])
     return Names(

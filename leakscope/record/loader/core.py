@@ -1,4 +1,4 @@
-"""The CO-RE loader: a small object built by clang beforehand, loaded through libbpf.so.1. Needs no compiler and no headers."""
+"""The CO-RE loader: an object built by clang beforehand, loaded through libbpf.so.1. Needs no compiler, no headers."""
 
 from __future__ import annotations
 
