@@ -96,7 +96,8 @@ class Recording:
         """Live (objects, bytes) by a column, of the events that match; keys without any are left out."""
         sql = f"""SELECT {by}, sum(sign)::BIGINT, sum(sign * size_bytes)::BIGINT FROM events WHERE {where}
                   GROUP BY 1 HAVING sum(sign) <> 0 OR sum(sign * size_bytes) <> 0"""
-        return {key: (objects, size) for key, objects, size in self.rows(sql, *values)}
+        rows = self.rows(sql, *values)
+        return {tuple(key) if isinstance(key, list) else key: (objects, size) for key, objects, size in rows}
 
     def losses(self, what: str) -> int:
         """Sum of the losses of a kind."""

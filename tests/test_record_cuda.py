@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -231,14 +232,61 @@ def test_attached_to_a_running_program_and_stopped_by_ctrl_c(bpf: None, tmp_path
     assert recording.rows("SELECT role FROM processes") == [("root",)]
 
 
-def test_single_uprobes_where_the_kernel_has_no_multi_link(bpf: None, tmp_path: Path) -> None:
-    # given a host before 6.6 (the variable leaves perf events alone), and libraries found by the loader's rules
-    command = sample("cuda_leak", "--families", "device,async,vmm", "--count", 13, "--pause-us", 0)
-    recording = record(tmp_path / "single.lscope", command, env={"LEAKSCOPE_UPROBES": "perf"})
-    # then the same calls are recorded
+LINKED_IN = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+/* A program with a CUDA runtime linked in: cudaMalloc hands out numbers, every third call fails. */
+__attribute__((noinline)) int cudaMalloc(void **memory, size_t size)
+{
+    static size_t next = 4096, calls;
+    if (++calls % 3 == 0)
+        return 2;
+    *memory = (void *)next;
+    next += size;
+    return 0;
+}
+__attribute__((noinline)) int cudaFree(void *memory) { return memory == 0; }
+__attribute__((noipa)) void keep_block(void **memory) { cudaMalloc(memory, 7000); }
+int main(void)
+{
+    void *memory = 0;
+    char go;
+    if (read(0, &go, 1) != 1)
+        return 1;
+    for (int i = 0; i < 30; i++)
+        keep_block(&memory);
+    cudaFree(memory);
+    puts("done");
+    fflush(stdout);
+    return read(0, &go, 1) != 0;
+}
+"""
+
+
+def test_single_uprobes_in_a_binary_with_cuda_linked_in(bpf: None, tmp_path: Path) -> None:
+    # given a program of 20 allocations of 7,000 bytes, one of them freed, and 10 failures
+    program = tmp_path / "linked_in"
+    subprocess.run(
+        ["gcc", "-O1", "-fno-omit-frame-pointer", "-x", "c", "-o", str(program), "-"],
+        input=LINKED_IN, text=True, check=True,
+    )  # fmt: skip
+    process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin and process.stdout
+    # when it is recorded as on kernels before 6.6, which have no multi links
+    options = ("-p", process.pid, "--library", program)
+    with Recorder(tmp_path / "single.lscope", *options, env={"LEAKSCOPE_UPROBES": "perf"}) as recorder:
+        recorder.wait_ready()
+        process.stdin.write("g")
+        process.stdin.flush()
+        assert process.stdout.readline() == "done\n"
+        process.stdin.close()
+        recording = recorder.result()
+    assert process.wait() == 0
+    # then each is told from the others
     assert recording.code == 0, recording.stderr
     probes = [name for name in recording.capture.manifest.sources[0].probes if name.startswith("uprobe:")]
-    assert len(probes) == 2 and all(name.endswith("functions, a perf event each)") for name in probes)
-    for site in recording.reports["cuda_leak"]["sites"]:
-        live = recording.live("api", f"{ON_DEVICE} AND list_contains(functions, ?)", site["function"])
-        assert live == {site["api"]: (13, site["bytes"])}
+    assert probes == [f"uprobe:{program} (2 functions, a perf event each)"]
+    assert recording.live("functions[-2:]", "layer = 'gpu'") == {("keep_block", "cudaMalloc"): (19, 19 * 7000)}
+    calls = recording.rows("SELECT api, result, count(*) FROM calls GROUP BY ALL ORDER BY ALL")
+    assert calls == [("cudaFree", 0, 1), ("cudaMalloc", 0, 20), ("cudaMalloc", OUT_OF_MEMORY, 10)]
