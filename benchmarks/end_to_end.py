@@ -73,7 +73,7 @@ def _feed(records: np.ndarray, attached: probes.Probes, output: Path, batches: i
         size = min(BATCH_ROWS, len(records))
         pieces = [records[at : at + size].copy() for at in range(0, len(records) - size + 1, size)]
         sink.put(Batch(int(pieces[0]["ts_ns"][-1]), objects=[pieces[0]]))  # reads the sites and symbols
-        while not sink.totals.rows["mem_events"] and sink.error is None:
+        while not sink.rows["mem_events"] and sink.error is None:
             time.sleep(0.01)
         began = time.process_time()
         for number in range(1, batches + 1):

@@ -48,5 +48,5 @@ def _version(command: list[str]) -> str:
     if shutil.which(command[0]) is None:
         return ""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = re.search(r"v?(\d+\.\d\S*)", done.stdout)
+    found = re.search(r"v?(\d+\.\d[\w.+~-]*)", done.stdout)
     return found[1] if done.returncode == 0 and found else ""

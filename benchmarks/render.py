@@ -16,10 +16,14 @@ def bar_cells(bar: Bar) -> list[str]:
     """What is promised, the median, the limit, and met or missed."""
     return [
         bar.what,
-        f"{bar.measured:,.3g}" if bar.measured < 1000 else f"{bar.measured:,.0f}",
-        f"{'≥' if bar.at_least else '≤'} {bar.limit:,.3g} {bar.unit}".rstrip(),
+        _number(bar.measured),
+        f"{'≥' if bar.at_least else '≤'} {_number(bar.limit)} {bar.unit}".rstrip(),
         "met" if bar.met else "missed",
     ]
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 BAR_HEADERS = ["bar", "measured", "limit", ""]

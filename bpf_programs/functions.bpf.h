@@ -199,7 +199,8 @@ int on_function_entry(struct pt_regs *ctx)
 	struct thread_call open = {};
 	struct thread_call *enclosing;
 	struct range_key range = {};
-	struct live_range *old;
+	struct range_key aside = {};
+	struct live_range *old = 0;
 	u32 tid = (u32)bpf_get_current_pid_tgid();
 	u64 family;
 
@@ -242,8 +243,7 @@ int on_function_entry(struct pt_regs *ctx)
 	family = spec->space == SPACE_HEAP ? OWNER_HEAP : OWNER_DEVICE;
 	call.nested = (call.enclosing_owner & family) != 0;
 	call.user_stack = spec->log_call || !call.nested ? user_stack_id(ctx) : -1;
-	if (spec->role == ROLE_FREE || spec->role == ROLE_REALLOC) {
-		/* Which object is being freed is known now: by the time of the return its address may serve another. */
+	if ((spec->role == ROLE_FREE || spec->role == ROLE_REALLOC) && !call.nested) {
 		range.addr = call.args[spec->addr_arg & 7];
 		range.pid = current_tgid();
 		range.space = spec->space;
@@ -254,6 +254,16 @@ int on_function_entry(struct pt_regs *ctx)
 	if (bpf_map_update_elem(&calls_in_flight, &key, &call, BPF_ANY)) {
 		count(COUNT_CALL_MAP_FULL);
 		return 0;
+	}
+	if (old) {
+		/* What is being freed is put aside now: by the time of the return its address may be another thread's. */
+		aside.addr = tid;
+		aside.pid = range.pid;
+		aside.space = SPACE_ENDING;
+		if (bpf_map_update_elem(&live_ranges, &aside, old, BPF_ANY))
+			count(COUNT_LIVE_FULL);
+		else
+			bpf_map_delete_elem(&live_ranges, &range);
 	}
 	open.id = call.id;
 	open.sp = call.sp;
@@ -490,17 +500,26 @@ int on_function_return(struct pt_regs *ctx)
 	}
 	if (spec->log_call || (spec->role == ROLE_ALLOC && !call.nested) || spec->role == ROLE_REALLOC)
 		send_call(&call, &values);
+	if (call.expected_alloc_ts_ns) { /* a free: of what its entry put aside */
+		struct range_key ended = range;
+		struct range_key aside = {};
+
+		ended.addr = call.args[spec->addr_arg & 7];
+		aside.addr = tid;
+		aside.pid = tgid;
+		aside.space = SPACE_ENDING;
+		known = bpf_map_lookup_elem(&live_ranges, &aside);
+		if (known && known->ts_ns == call.expected_alloc_ts_ns) {
+			if (ok)
+				send_range_end(&ended, known, values.exit_ns, call.id, CALL_FREE, CAUSE_CALL);
+			else
+				bpf_map_update_elem(&live_ranges, &ended, known, BPF_NOEXIST);
+			bpf_map_delete_elem(&live_ranges, &aside);
+		}
+	}
 	if (!ok)
 		return 0;
 
-	if ((spec->role == ROLE_FREE || spec->role == ROLE_REALLOC) && call.expected_alloc_ts_ns && !call.nested) {
-		struct range_key ended = range;
-
-		ended.addr = call.args[spec->addr_arg & 7];
-		known = bpf_map_lookup_elem(&live_ranges, &ended);
-		if (known && known->ts_ns == call.expected_alloc_ts_ns)
-			end_range(&ended, known, values.exit_ns, call.id, CAUSE_CALL);
-	}
 	if ((spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC) && !call.nested && range.addr) {
 		fresh.ts_ns = values.exit_ns;
 		fresh.size_bytes = values.size_bytes;

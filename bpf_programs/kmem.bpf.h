@@ -11,10 +11,10 @@ static inline void send_mem(u64 addr, struct live_object *object, u64 now, u8 op
 {
 	struct mem_record *record;
 
-	count(COUNT_MEM_PRODUCED);
+	count_exactly(COUNT_MEM_PRODUCED);
 	record = bpf_ringbuf_reserve(&mem_ring, sizeof(*record), 0);
 	if (!record) {
-		count(COUNT_MEM_DROPPED);
+		count_exactly(COUNT_MEM_DROPPED);
 		return;
 	}
 	record->ts_ns = now;

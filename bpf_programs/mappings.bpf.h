@@ -194,7 +194,8 @@ static inline int map_exit(void *ctx)
 		old = bpf_map_lookup_elem(&live_ranges, &old_key);
 		if (old) {
 			flags_prot = old->context;
-			if (old->size_bytes == old_size) {
+			/* A younger one is another thread's, which was given the address before this call returned. */
+			if (old->size_bytes == old_size && old->ts_ns < in.enter_ns) {
 				send_mapping_end(&old_key, old, values.exit_ns, CAUSE_CALL);
 				bpf_map_delete_elem(&live_ranges, &old_key);
 				ended = 1;

@@ -77,7 +77,15 @@ struct live_range { /* a mapping, a device or heap object, a VMM handle */
 	u32 released;        /* VMM: the handle was released */
 };
 
-enum space { SPACE_MEMORY = 0, SPACE_HANDLE = 1, SPACE_MAPPED = 2, SPACE_HEAP = 3, SPACE_ARRAY = 4, SPACE_MAP_CALLS = 5 };
+enum space {
+	SPACE_MEMORY = 0,
+	SPACE_HANDLE = 1,
+	SPACE_MAPPED = 2,
+	SPACE_HEAP = 3,
+	SPACE_ARRAY = 4,
+	SPACE_MAP_CALLS = 5,
+	SPACE_ENDING = 6, /* what a free in flight is about to end, by thread */
+};
 
 /* What a probed function does; filled by user space, one row a function (the attach cookie is its index). */
 struct function_spec {

@@ -25,6 +25,8 @@ SAMPLES = ROOT / "samples"
 BIN = SAMPLES / "bin"
 LEAKSCOPE = [sys.executable, "-m", "leakscope"]
 PAGE = os.sysconf("SC_PAGE_SIZE")
+LOADER = os.environ.get("LEAKSCOPE_TEST_LOADER", "auto")
+"""The loader with which tests record: LEAKSCOPE_TEST_LOADER=core runs them all on the prebuilt programs."""
 
 EVENTS = """
 CREATE TEMP VIEW events AS
@@ -37,21 +39,31 @@ WITH one_frame_a_row AS (
 SELECT e.*, coalesce(u.functions, []) AS functions, coalesce(k.functions, []) AS kernel_functions,
     CASE WHEN e.op = 'alloc' THEN 1
          WHEN e.op = 'free' AND e.alloc_ts_ns > 0 AND e.cause NOT IN ('exit', 'exec') THEN -1
-         ELSE 0 END AS sign
+         ELSE 0 END AS sign,
+    CASE WHEN e.op = 'free' AND e.result <> 0 THEN 0 ELSE sign END AS object
 FROM mem_events e
 LEFT JOIN functions_of u ON u.id = e.user_stack
 LEFT JOIN functions_of k ON k.id = e.kernel_stack
 """
-"""`events`: mem_events with the function names of their stacks, outermost first, and the sign with which a row
-counts in live objects: what the end of a process frees was live until then."""
+"""`events`: mem_events with the function names of their stacks, outermost first, and how a row counts: its bytes with
+`sign` (what the end of a process frees was live until then), and `object` objects (a part of a mapping is none)."""
 
 
 def build_samples() -> None:
     """Build samples/bin; safe when several sessions do it at once."""
-    place = os.open(SAMPLES, os.O_RDONLY)
+    _make(SAMPLES)
+
+
+def build_programs() -> None:
+    """Build the object of the loader `core`; safe when several sessions do it at once."""
+    _make(ROOT / "bpf_programs")
+
+
+def _make(directory: Path) -> None:
+    place = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(place, fcntl.LOCK_EX)
-        done = subprocess.run(["make", "-C", str(SAMPLES), "-j2"], capture_output=True, text=True)
+        done = subprocess.run(["make", "-C", str(directory), "-j2"], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     finally:
         os.close(place)
@@ -94,8 +106,8 @@ class Recording:
 
     def live(self, by: str, where: str = "true", *values: object) -> dict[Any, tuple[int, int]]:
         """Live (objects, bytes) by a column, of the events that match; keys without any are left out."""
-        sql = f"""SELECT {by}, sum(sign)::BIGINT, sum(sign * size_bytes)::BIGINT FROM events WHERE {where}
-                  GROUP BY 1 HAVING sum(sign) <> 0 OR sum(sign * size_bytes) <> 0"""
+        sql = f"""SELECT {by}, sum(object)::BIGINT, sum(sign * size_bytes)::BIGINT FROM events WHERE {where}
+                  GROUP BY 1 HAVING sum(object) <> 0 OR sum(sign * size_bytes) <> 0"""
         rows = self.rows(sql, *values)
         return {tuple(key) if isinstance(key, list) else key: (objects, size) for key, objects, size in rows}
 
@@ -126,7 +138,7 @@ class Recorder:
     def __init__(self, path: Path, *arguments: object, env: dict[str, str] | None = None, **more: Any) -> None:
         self.path = path
         self._streams = [path.with_name(f"{path.name}.{stream}") for stream in ("stdout", "stderr")]
-        command = [*LEAKSCOPE, "record", "-o", str(path), *map(str, arguments)]
+        command = [*LEAKSCOPE, "record", "--loader", LOADER, "-o", str(path), *map(str, arguments)]
         with self._streams[0].open("w") as stdout, self._streams[1].open("w") as stderr:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,

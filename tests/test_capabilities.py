@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import bpf_programs
 from leakscope.errors import BadInputError, ExitCode, NotCapableError
 from leakscope.model.capability import Capability
 from leakscope.record import bcc_location, capabilities
@@ -108,13 +110,59 @@ def test_hidden_kernel_addresses(tmp_path: Path) -> None:
     assert checks.check_kernel_symbols(fake_host(tmp_path, **shown)).state == "ok"
 
 
-def test_missing_bcc_leaves_no_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "find_bcc", lambda: None)
+@pytest.fixture
+def without_bcc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The distribution's bcc is not installed."""
+    monkeypatch.delitem(sys.modules, "bcc", raising=False)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not (Path(entry) / "bcc").is_dir()])
+    monkeypatch.setattr(bcc_location, "_PLACES", ())
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where the programs that were built beforehand are looked for; nothing is there yet."""
+    place = tmp_path / "built" / "leakscope.bpf.o"
+    place.parent.mkdir()
+    monkeypatch.setattr(bpf_programs, "OBJECT", place)
+    return place
+
+
+def test_missing_bcc_and_no_built_programs_leave_no_loader(without_bcc: None, built: Path) -> None:
     found = checks.check_bcc(Host())
     assert found.blocks
     assert found.remedies["debian"] == "apt-get install -y python3-bpfcc"
-    assert capabilities.recording_loader([found]) == ""
+    assert capabilities.recording_loader() == (
+        "",
+        "bcc is not installed; install it (Debian/Ubuntu: apt-get install python3-bpfcc; Fedora/RHEL: dnf install "
+        f"python3-bcc); nor are there programs built beforehand ({built})",
+    )
     assert not capabilities.recording_possible([found])
+
+
+def test_built_programs_stand_in_for_bcc(without_bcc: None, built: Path) -> None:
+    built.touch()
+    found = checks.check_bcc(Host())
+    assert (found.state, found.required) == ("missing", False)
+    assert found.detail.endswith(f"; not needed: the probes in {built} were built beforehand (loader core)")
+    assert capabilities.recording_loader() == ("core", f"bcc does not load, and {built} is there")
+
+
+def test_bcc_that_does_not_load_is_as_good_as_none(
+    without_bcc: None, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a package whose shared library is gone
+    (tmp_path / "bcc").mkdir()
+    (tmp_path / "bcc" / "libbcc.py").touch()
+    (tmp_path / "bcc" / "__init__.py").write_text("raise OSError('libbcc.so.0: cannot open shared object file')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    reason = f"bcc is installed in {tmp_path / 'bcc'} but cannot be loaded: libbcc.so.0: cannot open shared object file"
+    # then it is required while nothing else is there, and passed over once there is
+    found = checks.check_bcc(Host())
+    assert (found.blocks, found.detail) == (True, reason)
+    assert capabilities.recording_loader()[1].startswith(reason)
+    built.touch()
+    assert not checks.check_bcc(Host()).blocks
+    assert capabilities.recording_loader()[0] == "core"
 
 
 def test_the_other_project_named_bcc_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,9 +225,10 @@ def test_pods_are_known_by_their_environment(tmp_path: Path, monkeypatch: pytest
     assert fake_host(tmp_path).platform() == "kubernetes"
 
 
-def test_the_remedy_of_the_detected_platform_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_remedy_of_the_detected_platform_comes_first(
+    monkeypatch: pytest.MonkeyPatch, without_bcc: None, built: Path
+) -> None:
     monkeypatch.setattr(Host, "platform", lambda self: "fedora")
-    monkeypatch.setattr(checks, "find_bcc", lambda: None)
     bcc = next(found for found in capabilities.check_capabilities() if found.name == "bcc")
     assert list(bcc.remedies) == ["fedora", "debian", "container", "kubernetes"]
     assert bcc.remedies["fedora"] == "dnf install -y python3-bcc"

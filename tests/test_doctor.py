@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +20,6 @@ from leakscope.report.doctor import doctor_json, print_doctor
 
 DOCTOR = ["-m", "leakscope", "doctor"]
 REPOSITORY = Path(__file__).resolve().parents[1]
-NOBODY = 65534
 MINIMAL = "-all,+bpf,+perfmon,+sys_ptrace,+syslog,+dac_read_search"
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
@@ -43,31 +41,6 @@ def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
-@pytest.fixture(scope="module")
-def run_as_nobody() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs Python as nobody, with capabilities in the words of setpriv(1).
-
-    The interpreter of the tests may live where nobody cannot read; the system's of the same version then
-    serves.
-    """
-    if not shutil.which("setpriv"):
-        pytest.skip("no setpriv(1)")
-    as_nobody = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
-    same_version = f"/usr/bin/python3.{sys.version_info.minor}"
-    for python in (sys.executable, same_version):
-        paths = os.pathsep.join([str(REPOSITORY), *(p for p in sys.path if p.endswith("site-packages"))])
-
-        def run_python(
-            arguments: list[str], granted: str = "-all", python: str = python, paths: str = paths
-        ) -> subprocess.CompletedProcess[str]:
-            grants = [f"--inh-caps={granted}", f"--ambient-caps={granted}"]
-            return run([*as_nobody, *grants, python, *arguments], PYTHONPATH=paths)
-
-        if run_python(["-c", "import leakscope, typer, rich"]).returncode == 0:
-            return run_python
-    pytest.skip("no interpreter that nobody can run has the packages of these tests")
-
-
 def by_name(output: str) -> dict[str, dict]:
     return {capability["name"]: capability for capability in json.loads(output)["capabilities"]}
 
@@ -80,14 +53,15 @@ def test_json_on_a_host_that_can_record() -> None:
     result = run([sys.executable, *DOCTOR, "--json", "--pid", str(os.getpid())])
     assert (result.returncode, result.stderr) == (ExitCode.DONE, "")
     report = json.loads(result.stdout)
-    assert list(report) == ["schema", "recording_possible", "loader", "platform", "capabilities"]
+    assert list(report) == ["schema", "recording_possible", "loader", "loader_reason", "platform", "capabilities"]
     assert report["schema"] == "leakscope-doctor/1"
-    assert (report["recording_possible"], report["loader"]) == (True, "bcc")
+    assert report["recording_possible"] is True
+    assert (report["loader"], report["loader_reason"]) == ("bcc", "bcc is installed")
     keys = ["name", "state", "detail", "needed_for", "required", "remedies"]
     assert all(list(capability) == keys for capability in report["capabilities"])
     assert [capability["name"] for capability in report["capabilities"]] == [
         "BPF privilege", "BPF ring buffer", "raw tracepoints", "kernel types (BTF)", "tracefs",
-        "kernel lockdown", "bcc", "libbpf", "locked memory", "uprobes", "process side-band",
+        "kernel lockdown", "libbpf", "bcc", "locked memory", "uprobes", "process side-band",
         "other processes", "kernel symbols", "slab statistics", "cgroups", "PID namespace", "NVML",
         f"process {os.getpid()}", f"CUDA of {os.getpid()}",
     ]  # fmt: skip
@@ -195,7 +169,7 @@ def rendered(possible: bool) -> str:
     from rich.console import Console
 
     out = io.StringIO()
-    print_doctor(Console(file=out, width=60), EXAMPLE, "container", "bcc", possible)
+    print_doctor(Console(file=out, width=60), EXAMPLE, "container", ("bcc", "bcc is installed"), possible)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
@@ -222,9 +196,12 @@ def test_table_and_commands() -> None:
 
 
 def test_conclusion_names_the_loader_and_what_is_lost() -> None:
-    assert rendered(True).endswith("\nRecording is possible with the loader bcc, without: tracefs,\nlock\\x1b[31m.")
+    assert rendered(True).endswith(
+        "\nRecording is possible with the loader bcc (bcc is\ninstalled), without: tracefs, lock\\x1b[31m."
+    )
 
 
 def test_json_of_no_loader_is_null() -> None:
-    report = doctor_json(EXAMPLE[:1], "debian", "", False)
-    assert (report["loader"], report["recording_possible"], report["platform"]) == (None, False, "debian")
+    report = doctor_json(EXAMPLE[:1], "debian", ("", "bcc is not installed"), False)
+    assert (report["loader"], report["loader_reason"]) == (None, "bcc is not installed")
+    assert (report["recording_possible"], report["platform"]) == (False, "debian")

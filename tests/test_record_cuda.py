@@ -237,7 +237,7 @@ LINKED_IN = """
 #include <stdlib.h>
 #include <unistd.h>
 /* A program with a CUDA runtime linked in: cudaMalloc hands out numbers, every third call fails. */
-__attribute__((noinline)) int cudaMalloc(void **memory, size_t size)
+__attribute__((noipa)) int cudaMalloc(void **memory, size_t size)
 {
     static size_t next = 4096, calls;
     if (++calls % 3 == 0)
@@ -246,7 +246,7 @@ __attribute__((noinline)) int cudaMalloc(void **memory, size_t size)
     next += size;
     return 0;
 }
-__attribute__((noinline)) int cudaFree(void *memory) { return memory == 0; }
+__attribute__((noipa)) int cudaFree(void *memory) { return memory == 0; }
 __attribute__((noipa)) void keep_block(void **memory) { cudaMalloc(memory, 7000); }
 int main(void)
 {

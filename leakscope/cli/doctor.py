@@ -27,15 +27,12 @@ def doctor(
     from leakscope.report.doctor import doctor_json, print_doctor
 
     capabilities = checks.check_capabilities(pid)
-    conclusion = (
-        checks.Host().platform(),
-        checks.recording_loader(capabilities),
-        checks.recording_possible(capabilities),
-    )
+    possible = checks.recording_possible(capabilities)
+    conclusion = (checks.Host().platform(), checks.recording_loader(), possible)
     if as_json:
         print(json.dumps(doctor_json(capabilities, *conclusion), indent=2))
     else:
         from rich.console import Console
 
         print_doctor(Console(), capabilities, *conclusion)
-    return ExitCode.DONE if conclusion[2] else ExitCode.NOT_CAPABLE
+    return ExitCode.DONE if possible else ExitCode.NOT_CAPABLE

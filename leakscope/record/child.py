@@ -48,7 +48,7 @@ class Command:
         answer = os.read(self._failure, 16)  # empty once exec has closed the pipe
         os.close(self._failure)
         if answer:
-            os.waitpid(self.pid, 0)
+            self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             raise BadInputError(f"{self.arguments[0]}: cannot be executed: {os.strerror(int(answer))}")
 
     def abandon(self) -> None:

@@ -28,12 +28,18 @@ class Process:
 
 
 def process_exists(pid: int) -> bool:
-    """Whether a process (thread group) of this PID lives."""
+    """Whether a process (thread group) of this PID lives.
+
+    One that ended and only waits for its parent to take note of it (a zombie) does not; one whose first thread
+    ended before the others does.
+    """
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
-    return f"\nTgid:\t{pid}\n" in status
+    status = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+    ended = status.get("State", "")[:1] in ("Z", "X") and status.get("Threads") in ("0", "1")
+    return status.get("Tgid") == str(pid) and not ended
 
 
 class Processes:

@@ -17,7 +17,8 @@ from types import FrameType
 from typing import Any
 
 from leakscope.capture import CaptureWriter
-from leakscope.errors import BadInputError, LeakscopeError, OutputIncompleteError
+from leakscope.capture.place import aside_of, put_in_place, refuse_existing
+from leakscope.errors import BadInputError, OutputIncompleteError
 from leakscope.model.manifest import Manifest, Source
 from leakscope.record import scope
 from leakscope.record.child import Command
@@ -68,30 +69,54 @@ class Recorder:
     _released = False
 
     def _record(self, command: Command | None) -> Summary:
-        options = self._options
         lock = self._lock()
         # Threads here mix many short system calls with long numpy runs: at Python's 5 ms each call would wait as long.
         sys.setswitchinterval(0.0005)
-        source = self._describe_source(command)
-        writer = CaptureWriter.create(options.output, Manifest(sources=[source]), force=options.force)
+        with contextlib.suppress(
+            OSError
+        ):  # this thread drains the rings: some 5 % of a CPU, but it must get them in time
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        previous = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+        session = None
         try:
-            session = Session(options, writer, source, command)
-        except LeakscopeError as error:
-            writer.finish(complete=False, reason=str(error))
-            _remove_empty(options.output)
-            raise
-        previous = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            if command is not None:
-                self._released = True
-                command.release()
+            session = self._start(command)
+            for number in numbers:
+                signal.signal(number, self._on_signal)
             return self._loop(session, command)
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-            session.close()
+            if session is not None:
+                session.close()
             if lock is not None:
                 os.close(lock)
+
+    def _start(self, command: Command | None) -> Session:
+        """Attach all probes, then let the command run. Whatever fails or interrupts leaves no capture behind.
+
+        A capture that is to be replaced stays until then; the new one is made beside it.
+        """
+        output, force = self._options.output, self._options.force
+        refuse_existing(output, force)
+        place = aside_of(output) if output.exists() else output
+        source = self._describe_source(command)
+        writer = CaptureWriter.create(place, Manifest(sources=[source]))
+        session = None
+        try:
+            session = Session(self._options, writer, source, command)
+            if command is not None:
+                self._released = True
+                command.release()
+            if place != output:
+                put_in_place(place, output, force)
+                writer.path = output  # nothing writes before the first drain
+        except BaseException:
+            if session is not None:
+                session.close()
+            _remove_empty(place)
+            raise
+        return session
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._stop_signal = number
@@ -202,8 +227,8 @@ class Recorder:
             output=options.output,
             ended_by=ended_by,
             seconds=time.monotonic() - began,
-            rows=dict(session.sink.totals.rows),
-            live_bytes=dict(session.sink.totals.live_bytes),
+            rows=dict(session.sink.rows),
+            live_bytes=dict(session.totals.live_bytes),
             losses=losses,
             exit_status=command.status if command else None,
             warnings=self._warnings + session.warnings,

@@ -93,6 +93,7 @@ class Session:
 
         self._interner = Interner(kernel, self._spaces, raw_stack)
         columns = EventColumns(SOURCE_ID)
+        self.totals = columns.totals
         self._sites = Sites(
             self._programs.map("sites"),
             self._interner,
@@ -246,7 +247,7 @@ class Session:
             elapsed_s,
             self.read_events,
             events_per_s,
-            dict(self.sink.totals.live_bytes),
+            dict(self.totals.live_bytes),
             self._counters.total("mem_dropped") + self._counters.total("call_dropped"),
             max(self._mem_ring.fill_share(), self._call_ring.fill_share()),
         )
@@ -280,17 +281,22 @@ class Session:
         source.probes = list(self._attachments.names)
         source.facts.update(self._facts())
         losses = self._losses()
+        pids = self.totals.pids - {os.getpid()}
+        # After an error too: what is small may still find room, and says what is missing.
+        for name, rows in (
+            ("losses", losses_table(SOURCE_ID, ended_ns, losses)),
+            ("processes", self.processes.table(SOURCE_ID, pids)),
+            ("modules", self._modules()),
+        ):
+            try:
+                self._writer.write(name, rows)
+            except OutputIncompleteError as error:
+                self.sink.error = self.sink.error or error
         try:
-            if self.sink.error is None:
-                pids = {pid for pid in self.sink.seen_pids if pid != os.getpid()}
-                self._writer.write("processes", self.processes.table(SOURCE_ID, pids))
-                self._writer.write("modules", self._modules())
-                self._writer.write("losses", losses_table(SOURCE_ID, ended_ns, losses))
             reason = str(self.sink.error) if self.sink.error else ""
             self._writer.finish(complete=self.sink.error is None, reason=reason)
         except OutputIncompleteError as error:
-            if self.sink.error is None:
-                self.sink.error = error
+            self.sink.error = self.sink.error or error
         return losses
 
     def _stop_sampler(self) -> None:

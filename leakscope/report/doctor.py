@@ -14,14 +14,19 @@ SCHEMA = "leakscope-doctor/1"
 _STYLES = {"ok": "green", "degraded": "yellow", "missing": "red", "unknown": "magenta"}
 
 
-def doctor_json(capabilities: Sequence[Capability], platform: Platform, loader: str, possible: bool) -> dict[str, Any]:
-    """One object: ``schema``, ``recording_possible``, ``loader`` (null where none), ``platform`` and
-    ``capabilities`` of {name, state, detail, needed_for, required, remedies {platform: command}}.
+def doctor_json(
+    capabilities: Sequence[Capability], platform: Platform, loader: tuple[str, str], possible: bool
+) -> dict[str, Any]:
+    """One object: ``schema``, ``recording_possible``, ``loader`` (null where none), ``loader_reason``, ``platform``
+    and ``capabilities`` of {name, state, detail, needed_for, required, remedies {platform: command}}.
+
+    ``loader`` is the name of the one that is taken (empty where none can be) and why.
     """
     return {
         "schema": SCHEMA,
         "recording_possible": possible,
-        "loader": loader or None,
+        "loader": loader[0] or None,
+        "loader_reason": loader[1],
         "platform": platform,
         "capabilities": [
             {
@@ -38,9 +43,12 @@ def doctor_json(capabilities: Sequence[Capability], platform: Platform, loader: 
 
 
 def print_doctor(
-    console: Console, capabilities: Sequence[Capability], platform: Platform, loader: str, possible: bool
+    console: Console, capabilities: Sequence[Capability], platform: Platform, loader: tuple[str, str], possible: bool
 ) -> None:
-    """Print the table of capabilities, the commands for what is not ok, and the conclusion last."""
+    """Print the table of capabilities, the commands for what is not ok, and the conclusion last.
+
+    ``loader`` as in :func:`doctor_json`.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -81,13 +89,14 @@ def _commands(capabilities: Sequence[Capability], platform: Platform) -> dict[Pl
     return commands
 
 
-def _conclusion(capabilities: Sequence[Capability], loader: str, possible: bool) -> str:
+def _conclusion(capabilities: Sequence[Capability], loader: tuple[str, str], possible: bool) -> str:
     if not possible:
         missing = ", ".join(capability.name for capability in capabilities if capability.blocks)
         return f"Recording is not possible here: {missing}."
     unmet = [capability.name for capability in capabilities if capability.state != "ok"]
     without = f", without: {', '.join(unmet)}" if unmet else ""
-    return f"Recording is possible with the loader {loader}{without}."
+    name, reason = loader
+    return f"Recording is possible with the loader {name} ({reason}){without}."
 
 
 def _style(capability: Capability) -> str:

@@ -7,9 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+import bpf_programs
 from leakscope.errors import NotCapableError
 from leakscope.model.capability import Capability
 from leakscope.record.capabilities.host import Host
+from leakscope.record.loader import choose
 
 __all__ = [
     "Capability",
@@ -45,10 +47,14 @@ def recording_possible(capabilities: Iterable[Capability]) -> bool:
     return not any(capability.blocks for capability in capabilities)
 
 
-def recording_loader(capabilities: Iterable[Capability]) -> str:
-    """The loader that would be used: ``bcc``, or empty when no loader can be used."""
-    states = {capability.name: capability.state for capability in capabilities}
-    return "bcc" if states.get("bcc") == "ok" else ""
+def recording_loader() -> tuple[str, str]:
+    """The loader that `auto` takes here and why: (``bcc`` or ``core``, reason), or ("", what is missing)."""
+    try:
+        loader = choose()
+    except NotCapableError as error:
+        return "", str(error)
+    reasons = {"bcc": "bcc is installed", "core": f"bcc does not load, and {bpf_programs.OBJECT} is there"}
+    return loader, reasons[loader]
 
 
 def require_capable() -> None:

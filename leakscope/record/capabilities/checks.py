@@ -9,6 +9,7 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
+import bpf_programs
 from leakscope.errors import NotCapableError
 from leakscope.model.capability import Capability, State
 from leakscope.record.bcc_location import find_bcc, import_bcc
@@ -137,17 +138,21 @@ def check_raw_tracepoints(host: Host) -> Capability:
 
 
 def check_bcc(host: Host) -> Capability:
-    """Whether the distribution's bcc is installed and loads."""
+    """Whether the distribution's bcc is installed and loads; required where no programs were built beforehand."""
     needed_for = "compiling the probes (loader bcc)"
     folder = find_bcc()
-    if folder is None:
-        detail = "the Python package of libbcc was not found (PyPI's project of that name is another)"
-        return Capability("bcc", "missing", detail, needed_for, True, remedies.BCC)
     try:
         module = import_bcc()
     except NotCapableError as error:
-        return Capability("bcc", "missing", str(error), needed_for, True, remedies.BCC)
-    return Capability("bcc", "ok", f"{getattr(module, '__version__', '?')} in {folder}", needed_for, True)
+        if folder is None:
+            detail = "the Python package of libbcc was not found (PyPI's project of that name is another)"
+        else:
+            detail = str(error)
+        required = not bpf_programs.OBJECT.exists()
+        if not required:
+            detail += f"; not needed: the probes in {bpf_programs.OBJECT} were built beforehand (loader core)"
+        return Capability("bcc", "missing", detail, needed_for, required, remedies.BCC)
+    return Capability("bcc", "ok", f"{getattr(module, '__version__', '?')} in {folder}", needed_for)
 
 
 def check_libbpf(host: Host) -> Capability:
@@ -304,8 +309,8 @@ CHECKS: tuple[Callable[[Host], Capability], ...] = (
     check_types,
     check_tracefs,
     check_lockdown,
-    check_bcc,
     check_libbpf,
+    check_bcc,
     check_memlock,
     check_uprobes,
     check_side_band,

@@ -18,7 +18,7 @@ from leakscope.record.decode.columns import (
     Words,
     distinct,
 )
-from leakscope.record.decode.mappings import ROW, Mappings
+from leakscope.record.decode.mappings import Mappings, ProcessEnd
 from leakscope.record.kernel.bpf import Map
 from leakscope.record.probes import functions
 from leakscope.record.probes.functions import FUNCTIONS
@@ -49,7 +49,7 @@ class Calls:
         self._interner = interner
         self._live = live_ranges
         self.exits = exits
-        self.mappings = Mappings(columns, live_ranges)
+        self.mappings = Mappings(columns)
         self._apis = np.array([columns.apis.code(p.api) for p in FUNCTIONS], np.int16)
         self._call_apis = Words(tuple(p.api for p in FUNCTIONS))
         self._primary_contexts: dict[tuple[int, int], int] = {}
@@ -68,10 +68,10 @@ class Calls:
         tables = [
             self._allocations(called),
             self._frees(batch[kind == records.CALL_FREE]),
-            self._map_events(self.mappings.rows(batch[(kind == records.CALL_MAP) | (kind == records.CALL_MAP_FREE)])),
+            self._map_events(batch[(kind == records.CALL_MAP) | (kind == records.CALL_MAP_FREE)], result),
             *ends,
-            *self._process_ends(result.exits, "exit"),
-            *self._process_ends(result.execs, "exec"),
+            *([self._end_ranges(result.exits, "exit", None)] if result.exits else []),
+            *([self._end_ranges(result.execs, "exec", None)] if result.execs else []),
         ]
         for ends_ns in self._context_ended_ns.values():
             del ends_ns[:-1]  # what is decoded from now on is younger
@@ -156,7 +156,13 @@ class Calls:
                     break
         return causes, times
 
-    def _map_events(self, rows: np.ndarray) -> pa.Table:
+    def _map_events(self, batch: np.ndarray, ended: DecodedCalls) -> pa.Table:
+        ends = [
+            ProcessEnd(ts_ns, pid, cause)
+            for cause, times in (("exit", ended.exits), ("exec", ended.execs))
+            for pid, ts_ns in times.items()
+        ]
+        rows = self.mappings.rows(batch, ends)
         made_ns = np.where(rows["alloc_ts_ns"] > 0, rows["alloc_ts_ns"], rows["ts_ns"])
         stacks = self._user_stacks(rows["pid"], rows["raw_stack"], rows["caller"], made_ns)
         return self.mappings.table(rows, stacks)
@@ -182,20 +188,8 @@ class Calls:
             tables.append(self._end_ranges({pid: int(record["enter_ns"])}, "context", contexts))
         return tables
 
-    def _process_ends(self, ended: dict[int, int], cause: str) -> list[pa.Table]:
-        if not ended:
-            return []
-        tables = [self._end_ranges(ended, cause, None)]
-        pieces = [piece for pid in ended for piece in self.mappings.break_pieces(pid)]
-        if pieces:
-            rows = np.array(pieces, ROW)
-            rows["alloc_ts_ns"], rows["op"], rows["cause"] = rows["ts_ns"], OP_CODES["free"], CAUSE_CODES[cause]
-            rows["ts_ns"] = [ended[int(pid)] for pid in rows["pid"]]
-            tables.append(self._map_events(rows))
-        return tables
-
     def _end_ranges(self, ended: dict[int, int], cause: str, contexts: set[int] | None) -> pa.Table:
-        """Free all live ranges of processes that are older than a time: of some CUDA contexts, or (None) all."""
+        """Free the live objects of processes that are older than a time: of some CUDA contexts, or (None) all."""
         raw_keys, raw_values = self._live.read_all()
         keys, values = raw_keys.view(records.RANGE_KEY).reshape(-1), raw_values.view(records.LIVE_RANGE).reshape(-1)
         pids = np.array(sorted(ended), np.int64)
@@ -207,20 +201,16 @@ class Calls:
             mine &= of_calls & np.isin(values["context"], np.array(sorted(contexts), np.uint64))
         for index in np.flatnonzero(mine):
             self._live.delete(keys[index].tobytes())
-        mine &= keys["space"] != records.SPACE_MAPPED
+        mine &= ~np.isin(keys["space"], (records.SPACE_MAPPED, records.SPACE_MAP_CALLS))
         keys, values, end_ns = keys[mine], values[mine], times[position[mine]]
-        of_maps = keys["space"] == records.SPACE_MAP_CALLS
         synthetic = np.zeros(len(keys), records.CALL_RECORD)
         for name in ("size_bytes", "requested_bytes", "context", "caller", "user_stack", "function"):
             synthetic[name] = values[name]
         synthetic["addr"], synthetic["pid"], synthetic["alloc_ts_ns"] = keys["addr"], keys["pid"], values["ts_ns"]
         synthetic["enter_ns"] = synthetic["exit_ns"] = end_ns
-        synthetic["arg0"] = np.where(of_maps, values["context"] & 0xFFFFFFFF, values["call_id"])
-        synthetic["arg1"] = np.where(of_maps, values["context"] >> 32, keys["space"])
-        synthetic["cause"] = CAUSE_CODES[cause]
-        synthetic["type"] = np.where(of_maps, records.CALL_MAP_FREE, records.CALL_FREE)
-        map_rows = self.mappings.rows(synthetic[of_maps])
-        return pa.concat_tables([self._frees(synthetic[~of_maps]), self._map_events(map_rows)], promote_options="none")
+        synthetic["arg0"], synthetic["arg1"] = values["call_id"], keys["space"]
+        synthetic["cause"], synthetic["type"] = CAUSE_CODES[cause], records.CALL_FREE
+        return self._frees(synthetic)
 
     def _calls_table(self, called: np.ndarray) -> pa.Table:
         columns = {

@@ -35,7 +35,7 @@ class KernelObjects:
         """`mem_events` rows of a batch of MEM_RECORD, in the order of the batch."""
         sites = self._sites.rows(batch["site"])
         kernel_stack, user_stack = self._stacks(batch, sites)
-        kind = sites["kind"].copy()
+        kind = sites["kind"]
         pages = kind == KIND_CODES["page"]
         if pages.any():
             kind[pages] = self._kinds_of_pages(kernel_stack[pages])
@@ -75,8 +75,8 @@ class KernelObjects:
             causes[ended] = CAUSE_CODES["exit"]
         return causes
 
-    def _stacks(self, batch: np.ndarray, sites: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        kernel_stack = sites["stack"].copy()
+    def _stacks(self, batch: np.ndarray, sites: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        kernel_stack = sites["stack"]
         user_stack = np.zeros(len(batch), np.int32)
         own = np.flatnonzero(batch["kernel_stack"] >= 0)
         if len(own):

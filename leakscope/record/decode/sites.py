@@ -9,7 +9,7 @@ import numpy as np
 
 from leakscope.record import records
 from leakscope.record.decode.columns import KIND_CODES, EventColumns
-from leakscope.record.kernel.bpf import Map
+from leakscope.record.kernel.bpf import Map, possible_cpus
 from leakscope.record.symbols.interner import Interner
 
 KMALLOC_CACHE_MAX_BYTES = 8192
@@ -47,36 +47,45 @@ class Sites:
         self._columns = columns
         self._cache_of = cache_of
         self._gfp_account = functools.cache(gfp_account)
-        self._ids = np.empty(0, np.int64)
+        self._cpus = possible_cpus()
+        self._row_of = np.empty(0, np.int32)  # by place of a site number, -1 = not known yet
         self._rows = np.empty(0, SITE_ROW)
+        self._fields: dict[str, np.ndarray] = {}
         self.caches_by_size_and_flags = 0  # kmalloc sites whose cache name is inferred, not asked for
 
-    def rows(self, site_ids: np.ndarray) -> np.ndarray:
-        """SITE_ROW of each site number; unknown numbers (lost with a full map) give kind kmalloc, size 0."""
-        wanted = np.unique(site_ids)
-        if not np.isin(wanted, self._ids, assume_unique=True).all():
-            self._read_new(set(wanted.tolist()) - set(self._ids.tolist()))
-        position = np.searchsorted(self._ids, site_ids)
-        return self._rows[np.minimum(position, len(self._rows) - 1)]
+    def rows(self, site_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Columns of SITE_ROW for site numbers; unknown ones (lost with a full map) give kind kmalloc, size 0."""
+        places = self._places(site_ids)
+        if len(places) and (places.max() >= len(self._row_of) or self._row_of[places].min() < 0):
+            self._read_new(np.unique(site_ids))
+        rows = self._row_of[places]
+        # One gather a column: a gather of whole structured rows takes three times as long.
+        return {name: column[rows] for name, column in self._fields.items()}
 
-    def _read_new(self, missing: set[int]) -> None:
+    def _places(self, site_ids: np.ndarray) -> np.ndarray:
+        """Dense numbers: the kernel side numbers sites by CPU, (sequence << 12) | CPU."""
+        ids = site_ids.astype(np.int64)
+        return (ids >> 12) * self._cpus + (ids & 4095)
+
+    def _read_new(self, wanted: np.ndarray) -> None:
         keys, values = self._map.read_all()
         site_keys = keys.view(records.SITE_KEY).reshape(-1)
         infos = values.view(records.SITE_INFO).reshape(-1)
-        known = set(self._ids.tolist())
-        ids, rows = [], []
-        for key, info in zip(site_keys, infos, strict=True):
-            if int(info["id"]) not in known:
-                ids.append(int(info["id"]))
+        places = self._places(np.concatenate([infos["id"], wanted]))
+        grown = np.full(max(int(places.max()) + 1, len(self._row_of)), -1, np.int32)
+        grown[: len(self._row_of)] = self._row_of
+        self._row_of = grown
+        rows: list[tuple[int, ...]] = []
+        for place, key, info in zip(places, site_keys, infos, strict=False):
+            if self._row_of[place] < 0:
+                self._row_of[place] = len(self._rows) + len(rows)
                 rows.append(self._describe(key, info))
-                missing.discard(int(info["id"]))
-        for number in missing:
-            ids.append(number)
-            rows.append((KIND_CODES["kmalloc"], 0, 0, 0, 0, 0, 0))
-        all_ids = np.concatenate([self._ids, np.array(ids, np.int64)])
-        all_rows = np.concatenate([self._rows, np.array(rows, SITE_ROW)])
-        order = np.argsort(all_ids)
-        self._ids, self._rows = all_ids[order], all_rows[order]
+        for place in places[len(infos) :]:
+            if self._row_of[place] < 0:
+                self._row_of[place] = len(self._rows) + len(rows)
+                rows.append((KIND_CODES["kmalloc"], 0, 0, 0, 0, 0, 0))
+        self._rows = np.concatenate([self._rows, np.array(rows, SITE_ROW)])
+        self._fields = {name: np.ascontiguousarray(self._rows[name]) for name in SITE_ROW.names or ()}
 
     def _describe(self, key: np.void, info: np.void) -> tuple[int, ...]:
         code = self._columns.slab_caches.code

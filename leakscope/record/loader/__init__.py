@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bpf_programs
 from leakscope.errors import BadInputError, NotCapableError
-from leakscope.record.bcc_location import find_bcc
+from leakscope.record.bcc_location import import_bcc
 from leakscope.record.loader.base import LoadedPrograms, ProgramConfig
 
 __all__ = ["LOADERS", "LoadedPrograms", "ProgramConfig", "choose", "load"]
@@ -13,7 +13,7 @@ LOADERS = ("auto", "bcc", "core")
 
 
 def choose(loader: str = "auto") -> str:
-    """bcc or core. `auto` takes bcc where it is installed, else the object that was built beforehand.
+    """bcc or core. `auto` takes bcc where it is installed and loads, else the object that was built beforehand.
 
     Raises BadInputError for another name and NotCapableError where neither is there.
     """
@@ -21,14 +21,13 @@ def choose(loader: str = "auto") -> str:
         raise BadInputError(f"--loader {loader}: choose {', '.join(LOADERS)}")
     if loader != "auto":
         return loader
-    if find_bcc() is not None:
-        return "bcc"
-    if bpf_programs.OBJECT.exists():
-        return "core"
-    raise NotCapableError(
-        "neither bcc nor built programs are here; install bcc (Debian/Ubuntu: apt-get install python3-bpfcc; "
-        "Fedora/RHEL: dnf install python3-bcc)"
-    )
+    try:
+        import_bcc()
+    except NotCapableError as error:
+        if bpf_programs.OBJECT.exists():
+            return "core"
+        raise NotCapableError(f"{error}; nor are there programs built beforehand ({bpf_programs.OBJECT})") from error
+    return "bcc"
 
 
 def load(config: ProgramConfig, loader: str = "auto") -> LoadedPrograms:
