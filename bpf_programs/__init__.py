@@ -6,6 +6,7 @@ The sources are written in libbpf style. bcc compiles one text and knows maps by
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -24,6 +25,7 @@ _MAP_CALLS = [
     (re.compile(r"bpf_map_update_elem\(&(\w+), ([^,()]+), ([^,()]+), BPF_NOEXIST\)"), r"\1.insert(\2, \3)"),
     (re.compile(r"bpf_map_delete_elem\(&(\w+), ([^,()]+)\)"), r"\1.delete(\2)"),
     (re.compile(r"bpf_ringbuf_reserve\(&(\w+), (sizeof\([^()]+\)), 0\)"), r"\1.ringbuf_reserve(\2)"),
+    (re.compile(r"bpf_ringbuf_output\(&(\w+), (\w+), (sizeof\([^()]+\)), (\w+)\)"), r"\1.ringbuf_output(\2, \3, \4)"),
     (re.compile(r"bpf_get_stackid\((\w+), &(\w+), (\w+)\)"), r"\2.get_stackid(\1, \3)"),
 ]
 
@@ -42,12 +44,17 @@ def joined_source() -> str:
     return expand(MAIN_SOURCE)
 
 
+def sources_id() -> int:
+    """64 bits that name the sources; the Makefile puts those that it built into the object."""
+    return int.from_bytes(hashlib.sha256(joined_source().encode()).digest()[:8], "big")
+
+
 def source_for_bcc() -> str:
     """The joined source in bcc's dialect; raises ValueError if a map helper is left that bcc would not know."""
     text = joined_source()
     for pattern, method in _MAP_CALLS:
         text = pattern.sub(method, text)
-    left = re.search(r"bpf_\w+\([^;]*&(?:mem_ring|call_ring|live|sites|stacks)\b", text)
+    left = re.search(r"bpf_\w+\([^;]*&(?:mem_ring|call_ring|python_\w+|live|sites|stacks)\b", text)
     if left:
         raise ValueError(f"a map helper that bcc does not know: {left.group(0)}")
     return text

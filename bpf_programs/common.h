@@ -62,6 +62,14 @@ static inline u64 word_at_syscall_sp(void)
 	return word;
 }
 
+static inline u64 user_u64(u64 addr)
+{
+	u64 value = 0;
+
+	bpf_probe_read_user(&value, sizeof(value), (void *)addr);
+	return value;
+}
+
 #define STACK_EXISTS -17 /* EEXIST: another stack holds the bucket */
 #define STACK_OVERFLOW_BIT (1 << 30)
 

@@ -17,6 +17,7 @@
 #define CONFIG_SITE_ENTRIES 1024
 
 struct config {
+	u64 sources; /* what the object was built from: set by the Makefile, checked by the loader */
 	u64 self_tgid;
 	u64 scope;
 	u64 cgroup_id;
@@ -45,9 +46,12 @@ struct config {
 	u64 rss_curr;
 	u64 rss_member;
 	u64 rss_size;
+	u64 task_thread_pid;
+	u64 pid_level;
+	u64 pid_numbers;
 };
 
-const volatile struct config config = {};
+const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
 
 #define CONFIG_SELF_TGID config.self_tgid
 #define CONFIG_SCOPE config.scope
@@ -76,4 +80,7 @@ const volatile struct config config = {};
 #define CONFIG_RSS_CURR config.rss_curr
 #define CONFIG_RSS_MEMBER config.rss_member
 #define CONFIG_RSS_SIZE config.rss_size
+#define CONFIG_TASK_THREAD_PID config.task_thread_pid
+#define CONFIG_PID_LEVEL config.pid_level
+#define CONFIG_PID_NUMBERS config.pid_numbers
 #endif

@@ -5,7 +5,7 @@
  * open calls of a thread: the outermost allocating call owns the bytes, what it calls is detail. A failed call is
  * sent as failed and never becomes a live range. */
 #pragma once
-#include "common.h"
+#include "python.bpf.h"
 
 enum role {
 	ROLE_NONE = 0,
@@ -53,14 +53,6 @@ static inline u64 next_call_id(void)
 		return 0;
 	*sequence += 1;
 	return *sequence << 12 | (bpf_get_smp_processor_id() & 4095);
-}
-
-static inline u64 user_u64(u64 addr)
-{
-	u64 value = 0;
-
-	bpf_probe_read_user(&value, sizeof(value), (void *)addr);
-	return value;
 }
 
 /* CUarray_format: 8-, 16- and 32-bit integers and floats (cuda.h); others are not known here and count 0. */
@@ -180,6 +172,7 @@ static inline void send_range_end(struct range_key *key, struct live_range *rang
 	record->pid = key->pid;
 	record->tid = (u32)bpf_get_current_pid_tgid();
 	record->user_stack = range->user_stack;
+	record->python_stack = range->python_stack;
 	record->result = 0;
 	record->function = range->function;
 	record->cpu = bpf_get_smp_processor_id();
@@ -243,6 +236,8 @@ int on_function_entry(struct pt_regs *ctx)
 	family = spec->space == SPACE_HEAP ? OWNER_HEAP : OWNER_DEVICE;
 	call.nested = (call.enclosing_owner & family) != 0;
 	call.user_stack = spec->log_call || !call.nested ? user_stack_id(ctx) : -1;
+	if (!call.nested && (spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC))
+		call.python_stack = python_stack();
 	if ((spec->role == ROLE_FREE || spec->role == ROLE_REALLOC) && !call.nested) {
 		range.addr = call.args[spec->addr_arg & 7];
 		range.pid = current_tgid();
@@ -404,6 +399,7 @@ static inline void send_call(struct call_in_flight *call, struct call_record *va
 	record->pid = values->pid;
 	record->tid = values->tid;
 	record->user_stack = call->user_stack;
+	record->python_stack = call->python_stack;
 	record->result = values->result;
 	record->function = values->function;
 	record->cpu = bpf_get_smp_processor_id();
@@ -528,6 +524,7 @@ int on_function_return(struct pt_regs *ctx)
 		fresh.context = values.context;
 		fresh.call_id = call.id;
 		fresh.user_stack = call.user_stack;
+		fresh.python_stack = call.python_stack;
 		fresh.function = function;
 		begin_range(&range, &fresh);
 	}

@@ -5,7 +5,7 @@
  * nearly full. An allocation that finds its address still live ends the old object with cause "reuse": its
  * free fired no tracepoint (kfree_rcu) or was skipped (nested program). */
 #pragma once
-#include "common.h"
+#include "python.bpf.h"
 
 static inline void send_mem(u64 addr, struct live_object *object, u64 now, u8 op, u8 cause)
 {
@@ -31,6 +31,8 @@ static inline void send_mem(u64 addr, struct live_object *object, u64 now, u8 op
 	record->op = op;
 	record->cause = cause;
 	record->weight = object->weight;
+	record->python_stack = object->python_stack;
+	record->pad = 0;
 	bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);
 }
 
@@ -120,6 +122,7 @@ static inline void describe(void *ctx, struct live_object *object, struct site_s
 		object->user_stack = user_stack_id(ctx);
 		if (object->user_stack >= 0)
 			object->caller = word_at_syscall_sp();
+		object->python_stack = python_stack();
 	}
 }
 

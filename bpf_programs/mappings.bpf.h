@@ -2,7 +2,7 @@
  * bypass libc. A munmap that ends exactly one known mapping is matched here; anything else (parts, several at once,
  * MAP_FIXED over old ranges) is flagged CALL_PARTIAL and split in user space, where ranges can be walked. */
 #pragma once
-#include "common.h"
+#include "python.bpf.h"
 
 #define MAP_FIXED_FLAG 0x10
 
@@ -19,6 +19,7 @@ static inline int map_enter(void *ctx, u32 call)
 	in_flight.user_stack = user_stack_id(ctx);
 	if (in_flight.user_stack >= 0)
 		in_flight.caller = word_at_syscall_sp();
+	in_flight.python_stack = python_stack();
 	if (bpf_map_update_elem(&map_calls_in_flight, &tid, &in_flight, BPF_ANY))
 		count(COUNT_CALL_MAP_FULL);
 	return 0;
@@ -48,6 +49,7 @@ static inline void send_map_call(struct map_call_in_flight *in, struct call_reco
 	record->pid = current_tgid();
 	record->tid = tid;
 	record->user_stack = in->user_stack;
+	record->python_stack = in->python_stack;
 	record->result = values->result;
 	record->function = in->call;
 	record->cpu = bpf_get_smp_processor_id();
@@ -83,6 +85,7 @@ static inline void send_mapping_end(struct range_key *key, struct live_range *ra
 	record->pid = key->pid;
 	record->tid = (u32)bpf_get_current_pid_tgid();
 	record->user_stack = range->user_stack;
+	record->python_stack = range->python_stack;
 	record->result = 0;
 	record->function = range->function;
 	record->cpu = bpf_get_smp_processor_id();
@@ -107,6 +110,7 @@ static inline void begin_mapping(struct map_call_in_flight *in, u64 addr, u64 si
 	fresh.caller = in->caller;
 	fresh.context = flags_prot;
 	fresh.user_stack = in->user_stack;
+	fresh.python_stack = in->python_stack;
 	fresh.function = in->call;
 	old = bpf_map_lookup_elem(&live_ranges, &key);
 	if (old)

@@ -11,6 +11,8 @@ struct live_object { /* a kernel object or page believed live; ts_ns 0 = freed, 
 	u32 site;
 	u32 weight;
 	u32 requested_bytes;
+	u32 python_stack;
+	u32 pad;
 };
 
 struct bucket { /* of stacks that may be taken: refilled with time, emptied by taking */
@@ -40,7 +42,8 @@ struct call_in_flight {
 	u64 expected_alloc_ts_ns;
 	s32 user_stack;
 	u32 nested;          /* inside another allocating call of its family */
-	u64 enclosing_owner;
+	u32 enclosing_owner;
+	u32 python_stack;
 };
 
 struct thread_call { /* innermost probed call open on a thread */
@@ -75,6 +78,8 @@ struct live_range { /* a mapping, a device or heap object, a VMM handle */
 	u32 function;
 	u32 references;      /* VMM: mappings of the handle; above bit 16, extra references to it */
 	u32 released;        /* VMM: the handle was released */
+	u32 python_stack;
+	u32 pad;
 };
 
 enum space {
@@ -119,7 +124,10 @@ enum counter {
 	COUNT_LIVE_DELETED = 13,
 	COUNT_SITE_SEQUENCE = 14,
 	COUNT_CALL_SEQUENCE = 15,
-	COUNTERS = 16,
+	COUNT_PYTHON_DROPPED = 16,  /* Python stacks lost to a full ring */
+	COUNT_PYTHON_BUSY = 17,     /* not walked: another walk was under way on the CPU */
+	COUNT_PYTHON_SEQUENCE = 18,
+	COUNTERS = 19,
 };
 
 struct map_call_in_flight {
@@ -128,6 +136,41 @@ struct map_call_in_flight {
 	u64 caller;
 	s32 user_stack;
 	u32 call;
+	u32 python_stack;
+	u32 pad;
+};
+
+#define PYTHON_NO_OFFSET 0xffff
+
+/* Where a process keeps its interpreters, and offsets in the structures of its CPython version; from user space. */
+struct python_process {
+	u64 runtime;         /* address of _PyRuntime */
+	u16 interpreters;    /* in _PyRuntime: the newest interpreter */
+	u16 interpreter_next;
+	u16 threads;         /* in an interpreter: its newest thread state */
+	u16 thread_next;
+	u16 thread_native_id;
+	u16 thread_frame;    /* in a thread state: the current frame, or what holds it */
+	u16 cframe_frame;    /* in that: the current frame; PYTHON_NO_OFFSET where the thread state has it */
+	u16 frame_code;
+	u16 frame_instruction;
+	u16 frame_previous;
+	u16 frame_owner;
+	u16 pad;
+};
+
+struct python_thread { /* by thread: its PyThreadState, or where the search for it goes on */
+	u64 state;
+	u64 interpreter;     /* 0: it starts at the first */
+	u32 native_id;       /* the thread's id in its own PID namespace */
+	u32 found;
+	u32 misses;          /* events at which it was looked for */
+	u32 pad;
+};
+
+struct python_scratch {
+	u64 busy;
+	struct python_record record;
 };
 
 struct rss_key {
@@ -141,6 +184,7 @@ struct rss_value {
 };
 
 #ifdef LEAKSCOPE_BCC
+#define LRU_HASH(name, key, value, entries) BPF_TABLE("lru_hash", key, value, name, entries)
 #define HASH(name, key, value, entries) BPF_TABLE("hash", key, value, name, entries)
 #define PERCPU_HASH(name, key, value, entries) BPF_TABLE("percpu_hash", key, value, name, entries)
 #define ARRAY(name, value, entries) BPF_TABLE("array", u32, value, name, entries)
@@ -156,6 +200,7 @@ struct rss_value {
 		__uint(max_entries, entries); \
 	} name SEC(".maps")
 #define HASH(name, key, value, entries) DEFINE_MAP(BPF_MAP_TYPE_HASH, name, key, value, entries)
+#define LRU_HASH(name, key, value, entries) DEFINE_MAP(BPF_MAP_TYPE_LRU_HASH, name, key, value, entries)
 #define PERCPU_HASH(name, key, value, entries) DEFINE_MAP(BPF_MAP_TYPE_PERCPU_HASH, name, key, value, entries)
 #define ARRAY(name, value, entries) DEFINE_MAP(BPF_MAP_TYPE_ARRAY, name, u32, value, entries)
 #define PERCPU_ARRAY(name, value, entries) DEFINE_MAP(BPF_MAP_TYPE_PERCPU_ARRAY, name, u32, value, entries)
@@ -199,3 +244,11 @@ HASH(map_calls_in_flight, u32, struct map_call_in_flight, 16384);
 HASH(live_ranges, struct range_key, struct live_range, CONFIG_RANGE_ENTRIES);
 HASH(breaks, u32, u64, 16384);
 HASH(rss, struct rss_key, struct rss_value, 65536);
+
+/* Python. A stack that falls out of the cache of those sent is sent again under another id. */
+#define PYTHON_RING_BYTES (2 << 20)
+RING(python_ring, PYTHON_RING_BYTES);
+HASH(python_processes, u32, struct python_process, 16384);
+HASH(python_threads, u32, struct python_thread, 32768);
+LRU_HASH(python_stacks, u64, u32, 32768);
+PERCPU_ARRAY(python_scratch, struct python_scratch, 1);

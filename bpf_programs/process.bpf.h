@@ -26,6 +26,7 @@ static inline void send_process(u8 type)
 	record->pid = id >> 32;
 	record->tid = (u32)id;
 	record->user_stack = -1;
+	record->python_stack = 0;
 	record->result = 0;
 	record->function = 0;
 	record->cpu = bpf_get_smp_processor_id();
@@ -39,17 +40,22 @@ PROGRAM("tracepoint/task/task_newtask")
 int on_new_task(void *ctx)
 {
 	u32 tgid = current_tgid();
+	struct python_process *python;
 	u64 clone_flags = 0;
 	u32 child = 0;
 	u32 parent = tgid;
 
-	if (CONFIG_SCOPE != SCOPE_PROCESSES || !bpf_map_lookup_elem(&targets, &tgid))
+	if (CONFIG_SCOPE == SCOPE_PROCESSES && !bpf_map_lookup_elem(&targets, &tgid))
 		return 0;
 	TRACEPOINT_FIELD(clone_flags, ctx, CONFIG_NEWTASK_CLONE_FLAGS);
 	if (clone_flags & CLONE_THREAD_FLAG)
 		return 0;
 	TRACEPOINT_FIELD(child, ctx, CONFIG_NEWTASK_PID);
-	bpf_map_update_elem(&targets, &child, &parent, BPF_ANY);
+	if (CONFIG_SCOPE == SCOPE_PROCESSES)
+		bpf_map_update_elem(&targets, &child, &parent, BPF_ANY);
+	python = bpf_map_lookup_elem(&python_processes, &tgid);
+	if (python) /* the same interpreter at the same address, until it executes another program */
+		bpf_map_update_elem(&python_processes, &child, python, BPF_ANY);
 	return 0;
 }
 
@@ -65,6 +71,7 @@ int on_process_exit(void *ctx)
 
 	bpf_map_delete_elem(&thread_calls, &tid);
 	bpf_map_delete_elem(&contexts, &tid);
+	bpf_map_delete_elem(&python_threads, &tid);
 	if (!in_scope(tgid))
 		return 0;
 	if (CONFIG_EXIT_GROUP_DEAD >= 0)
@@ -73,6 +80,7 @@ int on_process_exit(void *ctx)
 		return 0;
 	send_process(CALL_EXIT);
 	bpf_map_delete_elem(&breaks, &tgid);
+	bpf_map_delete_elem(&python_processes, &tgid);
 	return 0;
 }
 

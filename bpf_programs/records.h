@@ -7,7 +7,7 @@
 enum mem_op { OP_ALLOC = 0, OP_FREE = 1 };
 enum mem_cause { CAUSE_CALL = 0, CAUSE_REUSE = 1 };
 
-struct mem_record { /* 64 bytes */
+struct mem_record { /* 72 bytes */
 	u64 ts_ns;
 	u64 addr;
 	u64 alloc_ts_ns;     /* of the allocation that a free ends; 0 in an alloc */
@@ -22,6 +22,8 @@ struct mem_record { /* 64 bytes */
 	u8 op;
 	u8 cause;
 	u32 weight;          /* 1 own stack, N sampled 1 in N, 0 no stack taken */
+	u32 python_stack;    /* id of a python_record, 0 = none */
+	u32 pad;
 };
 
 /* A kernel allocation site: who called the allocator for what. */
@@ -74,7 +76,24 @@ struct call_record { /* 128 bytes */
 	u8 flags;            /* CALL_NESTED: inside another allocating call; CALL_PARTIAL: range does not match one mapping;
 	                      * CALL_IN_HEAP: made by malloc for itself */
 	u8 cause;
-	u8 pad[7];
+	u8 pad[3];
+	u32 python_stack;    /* id of a python_record, 0 = none */
+};
+
+/* A Python stack, sent once, before the first event that names its id. */
+enum python_frames { PYTHON_FRAMES = 64 };
+
+struct python_frame {
+	u64 code;            /* address of the code object, 0 for a frame of the interpreter's own */
+	u64 instruction;     /* address of the instruction that runs or calls */
+};
+
+struct python_record { /* 1040 bytes */
+	u32 id;
+	u32 pid;
+	u32 depth;
+	u32 pad;
+	struct python_frame frames[PYTHON_FRAMES]; /* innermost first */
 };
 
 enum call_flag { CALL_NESTED = 1, CALL_PARTIAL = 2, CALL_IN_HEAP = 4 };

@@ -122,7 +122,8 @@ def test_nested_calls_are_detail_of_the_outermost(cuda: Recording) -> None:
     # and what the runtime calls in the driver lies within it, on its thread, and makes no memory
     pairs = cuda.rows(
         """SELECT p.api, c.api, count(*), bool_and(c.tid = p.tid AND c.enter_ns >= p.enter_ns
-                  AND c.exit_ns <= p.exit_ns AND c.id NOT IN (SELECT call_id FROM mem_events WHERE kind NOT LIKE 'mmap%'))
+                  AND c.exit_ns <= p.exit_ns
+                  AND c.id NOT IN (SELECT call_id FROM mem_events WHERE kind NOT LIKE 'mmap%'))
            FROM calls c JOIN calls p ON p.id = c.parent_id
            WHERE c.pid = ? AND c.result = 0 AND p.api IN ('cudaMallocPitch', 'cudaMallocManaged', 'cudaHostAlloc',
                  'cudaMallocArray') GROUP BY ALL ORDER BY 1""",
@@ -184,9 +185,11 @@ def test_the_end_of_a_context_frees_what_was_allocated_in_it(cuda: Recording) ->
     assert cuda.live("layer", "pid = ? AND layer = 'gpu'", pid) == {"gpu": (CONTEXTS, CONTEXTS * BLOCK_BYTES)}
     # every passing context had its own blocks, and the lasting one all that is kept
     contexts = cuda.rows(
-        """SELECT n, count(*) FROM (SELECT context, count(*) AS n FROM calls WHERE pid = ? AND api = 'cuMemAlloc_v2'
-           AND parent_id = 0 GROUP BY context, (SELECT count(*) FROM calls d WHERE d.pid = calls.pid AND
-           d.api = 'cuCtxDestroy_v2' AND d.exit_ns < calls.enter_ns AND d.addr = calls.context)) GROUP BY 1 ORDER BY 1""",
+        """SELECT n, count(*) FROM (
+               SELECT context, count(*) AS n FROM calls c WHERE pid = ? AND api = 'cuMemAlloc_v2' AND parent_id = 0
+               GROUP BY context, (SELECT count(*) FROM calls d WHERE d.pid = c.pid AND d.api = 'cuCtxDestroy_v2'
+                                  AND d.exit_ns < c.enter_ns AND d.addr = c.context)
+           ) GROUP BY 1 ORDER BY 1""",
         pid,
     )
     assert contexts == [(BLOCKS_A_CONTEXT, CONTEXTS), (CONTEXTS, 1)]
@@ -209,15 +212,17 @@ def test_kernel_objects_of_the_driver_are_nested_in_its_calls(cuda: Recording) -
 
 def test_attached_to_a_running_program_and_stopped_by_ctrl_c(bpf: None, tmp_path: Path) -> None:
     # given a CUDA program that runs already, and is recorded by PID alone
-    with waiting("cuda_leak", "--count", 11, "--pause-us", 0) as program:
-        with Recorder(tmp_path / "attached.lscope", "-p", program.pid, "--launches") as recorder:
-            recorder.wait_ready()
-            report = program.go()
-            # when it is interrupted with all CUDA probes attached
-            began = time.monotonic()
-            recorder.signal(signal.SIGINT)
-            recording = recorder.result()
-            took = time.monotonic() - began
+    with (
+        waiting("cuda_leak", "--count", 11, "--pause-us", 0) as program,
+        Recorder(tmp_path / "attached.lscope", "-p", program.pid, "--launches") as recorder,
+    ):
+        recorder.wait_ready()
+        report = program.go()
+        # when it is interrupted with all CUDA probes attached
+        began = time.monotonic()
+        recorder.signal(signal.SIGINT)
+        recording = recorder.result()
+        took = time.monotonic() - began
     # then the prompt is back within two seconds, and the capture is whole
     assert recording.code == 130, recording.stderr
     assert took <= 2.0

@@ -184,7 +184,8 @@ def test_what_the_message_queues_hold_is_exact(held: Held) -> None:
     # given QUEUES queues with four messages of 2,000 bytes
     live = held.recording.rows(
         """SELECT requested_bytes, sum(sign) FROM events
-           WHERE pid = ? AND list_contains(kernel_functions, 'load_msg') AND list_contains(functions, 'post_and_abandon')
+           WHERE pid = ? AND list_contains(kernel_functions, 'load_msg')
+                 AND list_contains(functions, 'post_and_abandon')
            GROUP BY 1""",
         held.leakers["queues"].pid,
     )

@@ -125,7 +125,8 @@ int main(void)
 
 def compiled(source: str, place: Path) -> str:
     subprocess.run(
-        ["gcc", "-O1", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-pthread", "-x", "c", "-o", place, "-"],
+        ["gcc", "-O1", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-pthread",
+         "-x", "c", "-o", place, "-"],
         input=source, text=True, check=True,
     )  # fmt: skip
     return str(place)
@@ -209,7 +210,8 @@ def test_ranges_cut_moved_and_overlaid_add_up_to_the_kernels_size(maps: Recordin
 
 def test_threads_that_hand_addresses_on_do_not_free_each_others(maps: Recording) -> None:
     pid = maps.reports["threads"]["pid"]
-    live = {f: maps.live("kind", f"pid = ? AND {ON_MAPS} AND list_contains(functions, ?)", pid, f) for f in ("keep", "give_back")}
+    where = f"pid = ? AND {ON_MAPS} AND list_contains(functions, ?)"
+    live = {function: maps.live("kind", where, pid, function) for function in ("keep", "give_back")}
     assert live == {"keep": {"mmap_anon": (400, 400 * 65536)}, "give_back": {}}
 
 

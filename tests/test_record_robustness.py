@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -12,12 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from recording import LEAKSCOPE, ROOT, Recorder, Recording, record, reports, sample, waiting
+from recording import LEAKSCOPE, LOADER, ROOT, Recorder, Recording, build_programs, record, reports, sample, waiting
 
 from leakscope.capture import Capture
 from leakscope.errors import ExitCode
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: needs root (mount, other users)")
+
+
+@pytest.fixture(scope="module")
+def quick(bpf: None) -> tuple[str, ...]:
+    """Options for what is the same with both loaders: built programs start sooner, by a compilation."""
+    if LOADER != "auto" or not shutil.which("clang"):
+        return ()
+    build_programs()
+    return ("--loader", "core")
+
 
 PROMPT_S = 2.0
 """How long Ctrl-C may take to give the prompt back."""
@@ -137,15 +148,32 @@ def test_the_second_recorder_of_a_host_warns(pair: Pair) -> None:
 
 @pytest.mark.bpf
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_probes_are_attached_leaves_nothing(bpf: None, tmp_path: Path, number: int) -> None:
+def test_a_signal_while_probes_are_attached_leaves_nothing(quick: tuple[str, ...], tmp_path: Path, number: int) -> None:
     path, ran = tmp_path / "early.lscope", tmp_path / "ran"
-    with Recorder(path, "--", "/usr/bin/touch", ran) as recorder:
+    with Recorder(path, *quick, "--", "/usr/bin/touch", ran) as recorder:
         until(path.exists)
         recorder.signal(number)
         result = recorder.result()
     # then the command was never started, and no empty capture is in the way of the next try
     assert (result.code, result.stderr) == (ExitCode.INTERRUPTED, "leakscope: interrupted\n")
     assert not path.exists() and not ran.exists()
+
+
+@pytest.mark.bpf
+def test_ctrl_c_ends_a_command_that_does_not_want_to_end(quick: tuple[str, ...], tmp_path: Path) -> None:
+    # given a command that ignores SIGINT and SIGTERM
+    command = ["/bin/sh", "-c", "trap '' INT TERM; echo ready; while :; do /bin/true; done"]
+    with Recorder(tmp_path / "x.lscope", *quick, "--", *command) as recorder:
+        until(lambda: Path(f"{tmp_path}/x.lscope.stdout").read_text() == "ready\n")
+        result = recorder.stop()
+    assert result.code == ExitCode.INTERRUPTED, result.stderr
+    assert "leakscope: the command ended with signal 9\n" in result.stderr
+    assert result.capture.problems == []
+    assert result.capture.manifest.sources[0].exit_status == -signal.SIGKILL
+    # its children were followed to the last
+    assert result.rows(
+        "SELECT count(*) > 10 FROM processes WHERE role = 'child' AND name = 'true' AND exit_ns > 0"
+    ) == [(True,)]
 
 
 # --- kill -9 -----------------------------------------------------------------------------------------------
@@ -164,7 +192,7 @@ class Killed:
 
 
 @pytest.fixture(scope="module")
-def killed(bpf: None, tmp_path_factory: pytest.TempPathFactory) -> list[Killed]:
+def killed(quick: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> list[Killed]:
     """Three recorders of one program that leaks steadily, killed at random moments."""
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
@@ -172,7 +200,8 @@ def killed(bpf: None, tmp_path_factory: pytest.TempPathFactory) -> list[Killed]:
     place = tmp_path_factory.mktemp("killed")
     with waiting("leak_eventfd", "--count", 1_000_000, "--churn", 1, "--pause-us", 1000) as target:
         recorders = [
-            Recorder(place / f"{index}.lscope", "-p", target.pid, "--flush", FLUSH_S) for index in range(len(moments))
+            Recorder(place / f"{index}.lscope", "-p", target.pid, "--flush", FLUSH_S, *quick)
+            for index in range(len(moments))
         ]
         try:
             for recorder in recorders:
@@ -223,27 +252,26 @@ def test_what_kill_9_leaves_is_attributed_with_a_warning(killed: list[Killed]) -
 
 
 @pytest.mark.bpf
-def test_a_running_command_outlives_a_killed_recorder(bpf: None, tmp_path: Path) -> None:
+def test_a_running_command_outlives_a_killed_recorder(quick: tuple[str, ...], tmp_path: Path) -> None:
     # given a recorder that is killed while its command runs
     path = tmp_path / "x.lscope"
     command = sample("leak_eventfd", "--count", 701, "--churn", 0, "--pause-us", 1000)
-    with Recorder(path, "--", *command) as recorder:
+    with Recorder(path, *quick, "--", *command) as recorder:
         recorder.wait_ready()
         pid = Capture.open(path).manifest.sources[0].scope["command_pid"]
         until(lambda: Path(f"/proc/{pid}/comm").read_text() == "leak_eventfd\n")
         recorder.signal(signal.SIGKILL)
-        recorder.process.wait()
-        assert process_state(pid) in ("S", "R")
+        assert reports(Path(f"{path}.stdout").read_text()) == {}
         # then the command goes on undisturbed, ends by itself, and leaves no process
         until(lambda: process_state(pid) in ("", "Z"))
-    report = reports((tmp_path / "x.lscope.stdout").read_text())["leak_eventfd"]
+    report = reports(Path(f"{path}.stdout").read_text())["leak_eventfd"]
     assert report["leaked"]["kernel"]["objects"] == 701
 
 
 @pytest.mark.bpf
-def test_a_command_that_was_not_started_ends_with_a_killed_recorder(bpf: None, tmp_path: Path) -> None:
+def test_a_command_that_was_not_started_ends_with_a_killed_recorder(quick: tuple[str, ...], tmp_path: Path) -> None:
     path, ran = tmp_path / "x.lscope", tmp_path / "ran"
-    with Recorder(path, "--", "/usr/bin/touch", ran) as recorder:
+    with Recorder(path, *quick, "--", "/usr/bin/touch", ran) as recorder:
         until(path.exists)
         pid = Capture.open(path).manifest.sources[0].scope["command_pid"]
         recorder.signal(signal.SIGKILL)
@@ -270,10 +298,12 @@ def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @root_only
 @pytest.mark.bpf
 def test_a_full_disk_is_told_in_one_line_and_costs_nothing_before_it(
-    bpf: None, small_disk: Path, tmp_path: Path
+    quick: tuple[str, ...], small_disk: Path, tmp_path: Path
 ) -> None:
     path = small_disk / "x.lscope"
-    with Recorder(path, "--flush", 0.2, "--", *sample("churn_epoll", "--count", 100_000_000, "--pause-us", 0)) as run:
+    with Recorder(
+        path, "--flush", 0.2, *quick, "--", *sample("churn_epoll", "--count", 100_000_000, "--pause-us", 0)
+    ) as run:
         # Its streams lie beside the capture; nothing is written to them before the end.
         run.wait_ready()
         pid = Capture.open(path).manifest.sources[0].scope["command_pid"]
@@ -307,20 +337,20 @@ class InTurn:
 
 
 @pytest.fixture(scope="module")
-def in_turn(bpf: None, tmp_path_factory: pytest.TempPathFactory) -> InTurn:
+def in_turn(quick: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> InTurn:
     """A target that dies at once; then, with --force, one that cannot be recorded; then one that talks and fails."""
     path = tmp_path_factory.mktemp("turn") / "x.lscope"
 
     def contents() -> dict[str, bytes]:
         return {str(part.relative_to(path)): part.read_bytes() for part in path.rglob("*") if part.is_file()}
 
-    first = record(path, ["/bin/true"])
+    first = record(path, ["/bin/true"], *quick)
     rows = "SELECT role, name, exit_ns > start_ns FROM processes"
     assert first.rows(rows) == [("root", "true", True)], first.stderr  # read before it is replaced
     left = [contents()]
-    failed = record(path, ["/bin/true"], "--force", "--library", "/bin/true")
+    failed = record(path, ["/bin/true"], *quick, "--force", "--library", "/bin/true")
     left.append(contents())
-    last = record(path, ["/bin/sh", "-c", "echo to stdout; echo to stderr >&2; exit 7"], "--force")
+    last = record(path, ["/bin/sh", "-c", "echo to stdout; echo to stderr >&2; exit 7"], *quick, "--force")
     return InTurn(first, failed, last, left)
 
 
@@ -359,8 +389,8 @@ def test_force_replaces_a_capture_only_once_the_new_one_begins(in_turn: InTurn) 
 
 
 @pytest.mark.bpf
-def test_a_process_that_is_killed_ends_its_recording(bpf: None, tmp_path: Path) -> None:
-    with waiting("leak_eventfd") as target, Recorder(tmp_path / "x.lscope", "-p", target.pid) as recorder:
+def test_a_process_that_is_killed_ends_its_recording(quick: tuple[str, ...], tmp_path: Path) -> None:
+    with waiting("leak_eventfd") as target, Recorder(tmp_path / "x.lscope", *quick, "-p", target.pid) as recorder:
         recorder.wait_ready()
         target.end()
         result = recorder.result()
@@ -402,7 +432,7 @@ LEAVES_THINGS = {"exists", "foreign", "file"}
 
 
 @pytest.fixture(scope="module")
-def refused(bpf: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Recording]]:
+def refused(quick: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Recording]]:
     """Every request of REFUSED, made at the same time."""
     place = tmp_path_factory.mktemp("refused")
     (place / "not-a-program").write_text("no program")
@@ -418,7 +448,7 @@ def refused(bpf: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tu
         streams.mkdir(parents=True)
         filled = [str(argument).format(place=place) for argument in arguments]
         with (streams / "out").open("w") as out, (streams / "err").open("w") as err:
-            command = [*LEAKSCOPE, "record", "-o", str(output), *filled]
+            command = [*LEAKSCOPE, "record", "-o", str(output), *quick, *filled]
             running[name] = output, streams, subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err)
     return {
         name: (

@@ -31,6 +31,8 @@ _COUNTED = {
     "stack_fault": ("stack maps", "stack_miss", "kernel stacks that could not be walked"),
     "site_full": ("sites", "live_map_full", "allocations not recorded: the map of sites is full"),
     "call_map_full": ("calls in flight", "call_map_full", "calls not recorded"),
+    "python_dropped": ("python_ring", "python_frames_unavailable", "Python stacks lost to a full ring"),
+    "python_busy": ("python_stack", "python_frames_unavailable", "not walked: another walk was under way on the CPU"),
     "page_user": ("on_mm_page_alloc", "page_user_not_streamed", "pages of user memory: in RSS samples, not events"),
     "free_unmatched": ("frees", "address_only_free", "frees of objects older than the recording or out of its scope"),
 }

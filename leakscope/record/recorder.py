@@ -39,7 +39,6 @@ class Recorder:
         self._options = options
         self._on_progress = on_progress or (lambda progress: None)
         self._stop_signal: int | None = None
-        self._wake = threading.Event()
         self._warnings: list[str] = []
         self._read_events = 0
 
@@ -72,10 +71,6 @@ class Recorder:
         lock = self._lock()
         # Threads here mix many short system calls with long numpy runs: at Python's 5 ms each call would wait as long.
         sys.setswitchinterval(0.0005)
-        with contextlib.suppress(
-            OSError
-        ):  # this thread drains the rings: some 5 % of a CPU, but it must get them in time
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
         numbers = (signal.SIGINT, signal.SIGTERM)
         previous = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
         session = None
@@ -120,7 +115,6 @@ class Recorder:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._stop_signal = number
-        self._wake.set()
 
     def _lock(self) -> int | None:
         """Mark this host as being recorded; a second recorder is allowed and warned."""
@@ -171,6 +165,10 @@ class Recorder:
 
     def _loop(self, session: Session, command: Command | None) -> Summary:
         options = self._options
+        # This thread drains the rings: some 5 % of a CPU, but in time. The other threads run by now, so none of them
+        # inherits this.
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
         began = time.monotonic()
         deadline = began + options.duration_s if options.duration_s else None
         next_sample, next_status, last_events = began, began + 1.0, 0
@@ -208,8 +206,7 @@ class Recorder:
                 linger_until = now + LINGER_S
             if ended_by == "duration":
                 break
-            self._wake.wait(DRAIN_INTERVAL_S)
-            self._wake.clear()
+            session.wait(DRAIN_INTERVAL_S)
         if command is not None and ended_by == "duration":
             session.detach()
             command.stop()

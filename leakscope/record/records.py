@@ -9,9 +9,10 @@ MEM_RECORD = np.dtype(
         ("ts_ns", "<u8"), ("addr", "<u8"), ("alloc_ts_ns", "<u8"), ("caller", "<u8"),
         ("pid", "<u4"), ("tid", "<u4"), ("user_stack", "<i4"), ("kernel_stack", "<i4"),
         ("site", "<u4"), ("requested_bytes", "<u4"), ("cpu", "<u2"), ("op", "u1"), ("cause", "u1"), ("weight", "<u4"),
+        ("python_stack", "<u4"), ("pad", "<u4"),
     ]
 )  # fmt: skip
-"""64 bytes: one kernel object or page allocated or freed."""
+"""72 bytes: one kernel object or page allocated or freed."""
 
 CALL_RECORD = np.dtype(
     [
@@ -19,7 +20,7 @@ CALL_RECORD = np.dtype(
         ("size_bytes", "<u8"), ("requested_bytes", "<u8"), ("alloc_ts_ns", "<u8"), ("context", "<u8"),
         ("caller", "<u8"), ("arg0", "<u8"), ("arg1", "<u8"), ("pid", "<u4"), ("tid", "<u4"), ("user_stack", "<i4"),
         ("result", "<i4"), ("function", "<u4"), ("cpu", "<u2"), ("type", "u1"), ("flags", "u1"), ("cause", "u1"),
-        ("pad", "u1", (7,)),
+        ("pad", "u1", (3,)), ("python_stack", "<u4"),
     ]
 )  # fmt: skip
 """128 bytes: a call, a map call, the end of a range, or an event of a process's life."""
@@ -40,8 +41,21 @@ LIVE_RANGE = np.dtype(
     [
         ("ts_ns", "<u8"), ("size_bytes", "<u8"), ("requested_bytes", "<u8"), ("caller", "<u8"), ("context", "<u8"),
         ("call_id", "<u8"), ("user_stack", "<i4"), ("function", "<u4"), ("references", "<u4"), ("released", "<u4"),
+        ("python_stack", "<u4"), ("pad", "<u4"),
     ]
 )  # fmt: skip
+PYTHON_FRAMES = 64
+PYTHON_RECORD = np.dtype(
+    [
+        ("id", "<u4"),
+        ("pid", "<u4"),
+        ("depth", "<u4"),
+        ("pad", "<u4"),
+        ("frames", [("code", "<u8"), ("instruction", "<u8")], (PYTHON_FRAMES,)),
+    ]
+)
+"""1,040 bytes: one Python stack, innermost frame first."""
+
 RSS_KEY = np.dtype([("pid", "<u4"), ("member", "<u4")])
 RSS_VALUE = np.dtype([("last_bytes", "<u8"), ("peak_bytes", "<u8")])
 
@@ -64,6 +78,6 @@ STACK_OVERFLOW_BIT = 1 << 30
 COUNTERS = (
     "mem_produced", "mem_dropped", "call_produced", "call_dropped", "live_full", "live_busy", "stack_collision",
     "stack_fault", "free_unmatched", "page_user", "site_full", "call_map_full", "live_inserted", "live_deleted",
-    "site_sequence", "call_sequence",
+    "site_sequence", "call_sequence", "python_dropped", "python_busy", "python_sequence",
 )  # fmt: skip
 """Rows of the `counters` map, in the order of enum counter."""

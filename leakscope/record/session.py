@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
 from pathlib import Path
@@ -25,11 +26,13 @@ from leakscope.record.decode.sites import Sites
 from leakscope.record.kernel.btf import KernelTypes
 from leakscope.record.kernel.objects import SlabCacheOfAddress
 from leakscope.record.loader import ProgramConfig, load
+from leakscope.record.loader.base import SCOPE_PROCESSES
 from leakscope.record.losses import Counters, Loss, losses_table, recursion_losses
 from leakscope.record.options import Progress, RecordOptions
 from leakscope.record.probes import tracepoints
 from leakscope.record.probes.libraries import FunctionProbes, libraries_before_start, mapped_libraries
 from leakscope.record.processes import Processes, process_exists
+from leakscope.record.python.stacks import PythonStacks
 from leakscope.record.ring import Ring
 from leakscope.record.samplers import SamplerSet
 from leakscope.record.side_band import SideBand, SideBandEvent
@@ -66,6 +69,7 @@ class Session:
             with_functions=True,
         )
         scope.configure(options, config)
+        self._config_scope = config.scope
         self._programs = load(config, options.loader)
         source.loader = self._programs.name
         self._attachments = tracepoints.Attachments()
@@ -77,6 +81,8 @@ class Session:
         self._targets = self._programs.map("targets")
         self._spaces = AddressSpaces()
         self._side_band = SideBand()
+        self._python = PythonStacks(self._programs.map("python_processes"), self._in_scope, self.notes.append)
+        self._python_targets = self._programs.map("targets")  # its own: a Map serves one thread
         for pid in [*self._roots, *members]:
             self._add_member(pid, "root")
 
@@ -91,7 +97,7 @@ class Session:
             chosen = overflow if map_id & records.STACK_OVERFLOW_BIT else stacks
             return chosen.lookup((map_id & ~records.STACK_OVERFLOW_BIT).to_bytes(4, "little"))
 
-        self._interner = Interner(kernel, self._spaces, raw_stack)
+        self._interner = Interner(kernel, self._spaces, raw_stack, self._python.take)
         columns = EventColumns(SOURCE_ID)
         self.totals = columns.totals
         self._sites = Sites(
@@ -106,6 +112,10 @@ class Session:
         self._rss = self._programs.map("rss")
         self._mem_ring = Ring(self._programs.map("mem_ring").fd, config.mem_ring_bytes, records.MEM_RECORD)
         self._call_ring = Ring(self._programs.map("call_ring").fd, config.call_ring_bytes, records.CALL_RECORD)
+        python_ring = self._programs.map("python_ring")
+        self._python_ring = Ring(python_ring.fd, python_ring.entries, records.PYTHON_RECORD)
+        self._python_poll = select.poll()
+        self._python_poll.register(python_ring.fd, select.POLLIN)
         self._batch = Batch(monotonic_ns())
         self._batch_rows = 0
         self._flushed_at = time.monotonic()
@@ -136,6 +146,14 @@ class Session:
         scope.add_target(self._targets, pid)
         self.processes.seed(pid, role)
         self._spaces.seed(pid)
+        if self._command is None or pid != self._command.pid:
+            self._python.seed(pid)
+
+    def _in_scope(self, pid: int) -> bool:
+        """Whether the kernel side records a process (of a cgroup v2 or the host: any may be)."""
+        if self._config_scope != SCOPE_PROCESSES:
+            return True
+        return self._python_targets.lookup(pid.to_bytes(4, "little")) is not None
 
     def _attach(self, members: list[int]) -> None:
         """Attach frees before allocations are seen as late as possible: libraries, processes, maps, objects."""
@@ -152,6 +170,8 @@ class Session:
         for pid in pids:
             if self._command is not None and pid == self._command.pid:
                 continue
+            if self._options.everyone:
+                self._python.seed(pid)
             for path in mapped_libraries(pid):
                 if self._functions.wants(path):
                     self._functions.attach(path)
@@ -177,6 +197,9 @@ class Session:
         # After the objects: whatever ended before these frees is then in the calls already.
         calls = self._call_ring.read()
         side_band = self._side_band.read()
+        # Before its stacks: a process is known by its mapping. After all events: a stack is sent before what names it.
+        self._python.follow(side_band)
+        self._python.resolve(self._python_ring.read())
         self.read_events += len(objects) + len(calls)
         with self._lock:
             batch = self._batch
@@ -190,6 +213,10 @@ class Session:
             if self._batch_rows < BATCH_ROWS and not due:
                 return
         self._flush()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until the next drain is due: at once for a Python stack, as its code objects may be freed soon."""
+        self._python_poll.poll(seconds * 1000)
 
     def _flush(self) -> None:
         with self._lock:
@@ -324,6 +351,10 @@ class Session:
             losses.append(
                 Loss("symbols", "symbol_unresolved", self._interner.unresolved_frames, "frames without a name")
             )
+        unnamed = self._python.unavailable
+        if unnamed:
+            detail = "stacks: " + "; ".join(f"{count} {reason}" for reason, count in unnamed.most_common())
+            losses.append(Loss("python frames", "python_frames_unavailable", unnamed.total(), detail))
         if self._interner.missing_stacks:
             losses.append(Loss("stack maps", "stack_miss", self._interner.missing_stacks, "stacks gone when read"))
         return losses

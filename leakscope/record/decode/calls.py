@@ -114,6 +114,7 @@ class Calls:
             size_bytes=own["size_bytes"],
             requested_bytes=own["requested_bytes"],
             user_stack=self._stacks_of(own),
+            python_stack=self._interner.python_stacks(own["python_stack"]),
             weight=1,
             call_id=np.where(_LOGGED[function], own["id"].astype(np.int64), 0),
         )
@@ -139,6 +140,7 @@ class Calls:
             size_bytes=ended["size_bytes"],
             requested_bytes=ended["requested_bytes"],
             user_stack=self._stacks_of(ended, "alloc_ts_ns"),
+            python_stack=self._interner.python_stacks(ended["python_stack"]),
             weight=1,
             call_id=ended["id"].astype(np.int64),
             alloc_ts_ns=ended["alloc_ts_ns"],
@@ -165,7 +167,7 @@ class Calls:
         rows = self.mappings.rows(batch, ends)
         made_ns = np.where(rows["alloc_ts_ns"] > 0, rows["alloc_ts_ns"], rows["ts_ns"])
         stacks = self._user_stacks(rows["pid"], rows["raw_stack"], rows["caller"], made_ns)
-        return self.mappings.table(rows, stacks)
+        return self.mappings.table(rows, stacks, self._interner.python_stacks(rows["python_stack"]))
 
     def _context_ends(self, called: np.ndarray) -> list[pa.Table]:
         """Destroying a context, or resetting its device, frees what was allocated in it (cause `context`)."""
@@ -204,7 +206,7 @@ class Calls:
         mine &= ~np.isin(keys["space"], (records.SPACE_MAPPED, records.SPACE_MAP_CALLS))
         keys, values, end_ns = keys[mine], values[mine], times[position[mine]]
         synthetic = np.zeros(len(keys), records.CALL_RECORD)
-        for name in ("size_bytes", "requested_bytes", "context", "caller", "user_stack", "function"):
+        for name in ("size_bytes", "requested_bytes", "context", "caller", "user_stack", "python_stack", "function"):
             synthetic[name] = values[name]
         synthetic["addr"], synthetic["pid"], synthetic["alloc_ts_ns"] = keys["addr"], keys["pid"], values["ts_ns"]
         synthetic["enter_ns"] = synthetic["exit_ns"] = end_ns

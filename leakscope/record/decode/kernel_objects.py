@@ -58,6 +58,7 @@ class KernelObjects:
             call_site=sites["call_site"],
             kernel_stack=kernel_stack,
             user_stack=user_stack,
+            python_stack=self._interner.python_stacks(batch["python_stack"]),
             weight=batch["weight"],
             alloc_ts_ns=batch["alloc_ts_ns"],
         )

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from leakscope.record import records
 from leakscope.record.decode.columns import CAUSE_CODES, KIND_CODES, LAYER_CODES, OP_CODES, EventColumns
-from leakscope.record.decode.ranges import Cut, Mapping, Ranges
+from leakscope.record.decode.ranges import Cut, Mapping, Ranges, Stacks
 
 _MAP_ANONYMOUS = 0x20
 _MAP_NORESERVE = 0x4000
@@ -34,7 +34,7 @@ ROW = np.dtype(
     [
         ("ts_ns", "i8"), ("pid", "i4"), ("tid", "i4"), ("cpu", "i2"), ("op", "i2"), ("cause", "i2"), ("kind", "i2"),
         ("function", "i2"), ("addr", "u8"), ("size_bytes", "i8"), ("requested_bytes", "i8"), ("raw_stack", "i4"),
-        ("caller", "u8"), ("call_id", "i8"), ("result", "i4"), ("alloc_ts_ns", "i8"),
+        ("caller", "u8"), ("python_stack", "u4"), ("call_id", "i8"), ("result", "i4"), ("alloc_ts_ns", "i8"),
     ]
 )  # fmt: skip
 """A map event before its stack is resolved."""
@@ -85,7 +85,17 @@ class Mappings:
 
     def _bulk(self, batch: np.ndarray, op: str) -> np.ndarray:
         rows = np.zeros(len(batch), ROW)
-        for name in ("pid", "tid", "cpu", "function", "addr", "size_bytes", "requested_bytes", "caller"):
+        for name in (
+            "pid",
+            "tid",
+            "cpu",
+            "function",
+            "addr",
+            "size_bytes",
+            "requested_bytes",
+            "caller",
+            "python_stack",
+        ):
             rows[name] = batch[name]
         rows["ts_ns"] = batch["exit_ns"]
         rows["op"] = OP_CODES[op]
@@ -103,12 +113,12 @@ class Mappings:
         `made` are the rows of its mappings in the same order; a moved part takes the kind of what it was a part of.
         """
         names = ("type", "function", "flags", "exit_ns", "enter_ns", "pid", "tid", "cpu", "addr", "size_bytes",
-                 "requested_bytes", "arg0", "arg1", "user_stack", "caller")  # fmt: skip
+                 "requested_bytes", "arg0", "arg1", "user_stack", "caller", "python_stack")  # fmt: skip
         kind_of_made = made["kind"].tolist()
         rows: list[tuple[int, ...]] = []
         done, next_made = 0, 0
-        for (call_type, function, flags, now, enter_ns, pid, tid, cpu, addr, size, requested, arg0, arg1, raw_stack,
-             caller) in zip(*(batch[name].tolist() for name in names), strict=True):  # fmt: skip
+        for (call_type, function, flags, now, enter_ns, pid, tid, cpu, addr, size, requested, arg0, arg1,
+             *stacks) in zip(*(batch[name].tolist() for name in names), strict=True):  # fmt: skip
             while done < len(ends) and ends[done].ts_ns <= now:
                 rows += self._process_end(ends[done])
                 done += 1
@@ -119,7 +129,7 @@ class Mappings:
             if call_type == records.CALL_MAP_FREE:
                 rows += _frees(by, "call", ranges.cut(addr, addr + size, now))
             elif function == records.MAP_BRK:
-                rows += self._moved_break(by, addr, arg0, raw_stack, caller, bool(flags & records.CALL_IN_HEAP))
+                rows += self._moved_break(by, addr, arg0, tuple(stacks), bool(flags & records.CALL_IN_HEAP))
             elif function == records.MAP_MUNMAP:
                 # Only what was mapped before the call: the address may be another thread's by the time it returns.
                 cuts = ranges.cut(addr, addr + size, enter_ns)
@@ -135,7 +145,7 @@ class Mappings:
                 elif not arg0 & _MAP_FIXED:
                     cause = "reuse"  # the kernel gives out free addresses alone: that these were freed was missed
                 rows += _frees(by, cause, ranges.cut(addr, addr + size, now))
-                mapping = Mapping(now, size, requested, function, kind_of_made[next_made], raw_stack, caller, size)
+                mapping = Mapping(now, size, requested, function, kind_of_made[next_made], tuple(stacks), size)
                 ranges.add(addr, addr + size, mapping)
                 next_made += 1
         for end in ends[done:]:
@@ -144,7 +154,7 @@ class Mappings:
         return np.array(rows, ROW)
 
     def _moved_break(
-        self, by: tuple[int, int, int, int], before: int, after: int, raw_stack: int, caller: int, in_heap: bool
+        self, by: tuple[int, int, int, int], before: int, after: int, stacks: Stacks, in_heap: bool
     ) -> list[tuple[int, ...]]:
         """The break moved: growth is an allocation, shrinking frees the newest growth first."""
         now, pid, _, _ = by
@@ -153,9 +163,9 @@ class Mappings:
             return _frees(by, "call", ranges.cut(after, before, now))
         size = after - before
         kind = KIND_CODES["heap_backing" if in_heap else "brk"]
-        ranges.add(before, after, Mapping(now, size, size, records.MAP_BRK, kind, raw_stack, caller, size))
+        ranges.add(before, after, Mapping(now, size, size, records.MAP_BRK, kind, stacks, size))
         codes = (OP_CODES["alloc"], CAUSE_CODES["call"], kind, records.MAP_BRK)
-        return [(*by, *codes, before, size, size, raw_stack, caller, 0, 0, 0)]
+        return [(*by, *codes, before, size, size, *stacks, 0, 0, 0)]
 
     def _process_end(self, end: ProcessEnd) -> list[tuple[int, ...]]:
         rows: list[tuple[int, ...]] = []
@@ -165,15 +175,17 @@ class Mappings:
                 rows += _frees((end.ts_ns, end.pid, 0, 0), end.cause, ranges.end(end.ts_ns))
         return rows
 
-    def table(self, rows: np.ndarray, user_stacks: np.ndarray) -> pa.Table:
+    def table(self, rows: np.ndarray, user_stacks: np.ndarray, python_stacks: np.ndarray) -> pa.Table:
         """`mem_events` of ROW arrays whose stacks were resolved."""
+        resolved = ("function", "raw_stack", "caller", "python_stack")
         apis = np.array([self._columns.apis.code(API_NAMES[i]) for i in sorted(API_NAMES)], np.int16)
-        columns = {name: rows[name] for name in ROW.names or () if name not in ("function", "raw_stack", "caller")}
+        columns = {name: rows[name] for name in ROW.names or () if name not in resolved}
         return self._columns.table(
             len(rows),
             layer=LAYER_CODES["host"],
             api=apis[rows["function"]],
             user_stack=user_stacks,
+            python_stack=python_stacks,
             weight=1,
             **columns,
         )
@@ -186,7 +198,7 @@ def _frees(by: tuple[int, int, int, int], cause: str, cuts: list[Cut]) -> list[t
         (
             *by, free, code, m.kind, m.function, addr, size,
             m.requested_bytes if size == m.size_bytes else size,
-            m.raw_stack, m.caller, 0, int(rest), m.ts_ns,
+            *m.stacks, 0, int(rest), m.ts_ns,
         )
         for addr, size, m, rest in cuts
     ]  # fmt: skip

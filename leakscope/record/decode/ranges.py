@@ -6,6 +6,9 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import NamedTuple
 
+Stacks = tuple[int, ...]
+"""Stacks of a call as probes gave them: user stack, caller, Python stack."""
+
 
 @dataclass(slots=True)
 class Mapping:
@@ -16,8 +19,7 @@ class Mapping:
     requested_bytes: int
     function: int
     kind: int
-    raw_stack: int
-    caller: int
+    stacks: Stacks
     left_bytes: int
 
 

@@ -93,6 +93,9 @@ class ProgramConfig:
             "RSS_CURR": rss.get("curr", 12),
             "RSS_MEMBER": rss.get("member", 16),
             "RSS_SIZE": rss.get("size", 24),
+            "TASK_THREAD_PID": types.member_offset("task_struct", "thread_pid") or 0,
+            "PID_LEVEL": types.member_offset("pid", "level") or 0,
+            "PID_NUMBERS": types.member_offset("pid", "numbers") or 0,
         }
 
 

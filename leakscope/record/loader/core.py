@@ -6,6 +6,8 @@ import ctypes
 import os
 import re
 import struct
+import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +82,22 @@ class _Libbpf:
         if level <= 1:  # LIBBPF_WARN, LIBBPF_INFO
             buffer = ctypes.create_string_buffer(4096)
             self._libc.vsnprintf(buffer, ctypes.c_size_t(len(buffer)), form, ctypes.c_void_p(arguments))
-            self._messages.append(buffer.value.decode(errors="replace").strip())
+            self._messages.append(" ".join(buffer.value.decode(errors="replace").split()))
         return 0
 
     def messages(self) -> str:
-        """What libbpf said last, on one line."""
-        return " | ".join(self._messages[-12:])[-2000:]
+        """What libbpf said since the last time, on one line."""
+        said, self._messages = self._messages, []
+        return " | ".join(said[-12:])[-2000:]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._library, name)
+
+
+@cache
+def _libbpf() -> _Libbpf:
+    """The library, kept for as long as the process: it prints through our function also when others call it."""
+    return _Libbpf()
 
 
 class CorePrograms:
@@ -101,9 +110,9 @@ class CorePrograms:
             raise NotCapableError(
                 f"{path} is not there: the programs were not built; run make build where clang is, or use --loader bcc"
             )
-        self._lib = _Libbpf()
+        self._lib = _libbpf()
         self._path = path
-        self._constants = config.constants()
+        self._constants = {**config.constants(), "SOURCES": bpf_programs.sources_id()}
         self._object = self._open(multi=True)
         for name, constant in _MAP_SIZES.items():
             self._lib.bpf_map__set_max_entries(self._find_map(name), self._constants[constant])
@@ -114,19 +123,24 @@ class CorePrograms:
     def _open(self, *, multi: bool) -> int:
         handle = self._lib.bpf_object__open_file(os.fsencode(self._path), None)
         if not handle:
-            raise NotCapableError(f"{self._path} cannot be opened: {self._lib.messages()}")
+            raise NotCapableError(
+                f"{self._path} cannot be opened: {self._lib.messages()}; it is damaged: run make build again"
+            )
         size = ctypes.c_size_t()
         rodata = self._lib.bpf_object__find_map_by_name(handle, b".rodata")
-        place = self._lib.bpf_map__initial_value(rodata, ctypes.byref(size))
+        place: int = (self._lib.bpf_map__initial_value(rodata, ctypes.byref(size)) if rodata else None) or 0
         fields = config_fields()
-        if size.value != 8 * len(fields):
+        built_from = int.from_bytes(ctypes.string_at(place, 8), sys.byteorder) if place and size.value >= 8 else 0
+        if size.value != 8 * len(fields) or built_from != self._constants["SOURCES"]:
+            self._lib.bpf_object__close(handle)
             raise NotCapableError(f"{self._path} was built from other sources: run make build again")
         values = struct.pack(f"={len(fields)}Q", *(self._constants[name] & 0xFFFFFFFFFFFFFFFF for name in fields))
         ctypes.memmove(place, values, size.value)
         if multi:
             for name in _UPROBES:
-                program = self._lib.bpf_object__find_program_by_name(handle, name.encode())
-                self._lib.bpf_program__set_expected_attach_type(program, BPF_TRACE_UPROBE_MULTI)
+                self._lib.bpf_program__set_expected_attach_type(
+                    self._find_program(handle, name), BPF_TRACE_UPROBE_MULTI
+                )
         return int(handle)
 
     def _load(self, handle: int) -> None:
@@ -137,16 +151,19 @@ class CorePrograms:
     def _find_map(self, name: str) -> int:
         found = self._lib.bpf_object__find_map_by_name(self._object, name.encode())
         if not found:
-            raise KeyError(name)
+            raise NotCapableError(f"{self._path} has no map {name}: run make build again")
+        return int(found)
+
+    def _find_program(self, handle: int, name: str) -> int:
+        found = self._lib.bpf_object__find_program_by_name(handle, name.encode())
+        if not found:
+            raise NotCapableError(f"{self._path} has no program {name}: run make build again")
         return int(found)
 
     def program(self, function: str, kind: str) -> int:
         """See :class:`LoadedPrograms`."""
         handle = self._perf_object() if kind == "uprobe_perf" else self._object
-        program = self._lib.bpf_object__find_program_by_name(handle, function.encode())
-        if not program:
-            raise NotCapableError(f"{self._path} has no program {function}: run make build again")
-        return int(self._lib.bpf_program__fd(program))
+        return int(self._lib.bpf_program__fd(self._find_program(handle, function)))
 
     def _perf_object(self) -> int:
         """The uprobe programs loaded once more for perf events, on the same maps."""
@@ -169,7 +186,7 @@ class CorePrograms:
         return self._for_perf
 
     def map(self, name: str) -> Map:
-        """A map by name; raises KeyError when the programs have no such map."""
+        """See :class:`LoadedPrograms`; raises NotCapableError when the object has no such map."""
         fd = int(self._lib.bpf_map__fd(self._find_map(name)))
         facts = map_facts(fd)
         return Map(fd, facts["key_size"], facts["value_size"], facts["max_entries"], per_cpu=name in _PER_CPU_MAPS)

@@ -31,29 +31,41 @@ class Module:
     def _load(self) -> ElfFile | None:
         if self._elf is None and self._data is not None:
             try:
-                self._elf = ElfFile(memoryview(self._data))
+                self._elf = ElfFile(self._data)
             except ValueError as error:
-                self.problem = str(error)
-                self._data = None  # type: ignore[assignment]
+                self._give_up(error)
         return self._elf
+
+    def _give_up(self, error: ValueError) -> None:
+        """A damaged file has no symbols: say why once, and do not try again."""
+        self.problem = str(error)
+        self._elf = None
+        self._data = None  # type: ignore[assignment]
 
     @property
     def build_id(self) -> str:
         """GNU build id in hexadecimal, '' if the file has none or cannot be read."""
         if not self._build_id:
             elf = self._load()
-            self._build_id = elf.build_id if elf else ""
+            try:
+                self._build_id = elf.build_id if elf else ""
+            except ValueError as error:
+                self._give_up(error)
         return self._build_id
 
     @property
     def known_build_id(self) -> str:
         """The build id if it was told or read already; never opens the file."""
-        return self._build_id or (self._elf.build_id if self._elf else "")
+        return self._build_id
 
     def function_at(self, offset: int) -> str:
         """Name of the function at a file offset, '' when unknown."""
         elf = self._load()
-        return elf.function_at(offset) if elf else ""
+        try:
+            return elf.function_at(offset) if elf else ""
+        except ValueError as error:
+            self._give_up(error)
+            return ""
 
 
 @dataclass

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import mmap
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,15 +29,29 @@ class Segment:
     executable: bool
 
 
-class ElfFile:
-    """One ELF file, read once. Damaged files raise ValueError with what is wrong; 32-bit files are not supported."""
+@contextlib.contextmanager
+def _damage_as_value_error() -> Iterator[None]:
+    """A damaged or hostile file makes the parser trip in ways of its own; here all of them are a ValueError."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"not a usable ELF file: {error}") from error
 
-    def __init__(self, data: bytes | memoryview) -> None:
-        from elftools.common.exceptions import ELFError
+
+class ElfFile:
+    """One ELF file. A mapped file is read where it is looked at, other data is copied.
+
+    Every member raises ValueError with what is wrong for a damaged file; 32-bit files are not supported.
+    """
+
+    def __init__(self, data: bytes | memoryview | mmap.mmap) -> None:
         from elftools.elf.elffile import ELFFile
 
-        try:
-            self._elf: Any = ELFFile(io.BytesIO(data))
+        with _damage_as_value_error():
+            stream: Any = data if isinstance(data, mmap.mmap) else io.BytesIO(data)
+            self._elf: Any = ELFFile(stream)
             if self._elf.elfclass != 64:
                 raise ValueError("32-bit ELF files are not supported")
             self.segments = [
@@ -42,12 +59,14 @@ class ElfFile:
                 for s in self._elf.iter_segments()
                 if s["p_type"] == "PT_LOAD"
             ]
-        except ELFError as error:
-            raise ValueError(f"not a usable ELF file: {error}") from error
 
     @cached_property
     def build_id(self) -> str:
         """The GNU build id in hexadecimal, or ''."""
+        with _damage_as_value_error():
+            return self._read_build_id()
+
+    def _read_build_id(self) -> str:
         section = self._elf.get_section_by_name(".note.gnu.build-id")
         if section is not None:
             for note in section.iter_notes():
@@ -58,6 +77,10 @@ class ElfFile:
     @cached_property
     def _functions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """(file offset, size, string table, place of the name in it) of all function symbols, sorted by offset."""
+        with _damage_as_value_error():
+            return self._read_functions()
+
+    def _read_functions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         columns: list[tuple[np.ndarray, ...]] = []
         self._strings: list[bytes] = []
         for section_name in (".symtab", ".dynsym"):
@@ -101,6 +124,46 @@ class ElfFile:
         """File offset of each exported or local function by name (symbol versions dropped)."""
         offsets = self._functions[0]
         return {self._name(index): int(offset) for index, offset in enumerate(offsets)}
+
+    def data_symbols(self, names: Iterable[str]) -> dict[str, int]:
+        """Address of each defined symbol of these names, of whatever kind; without those that are not there."""
+        with _damage_as_value_error():
+            return self._find_data_symbols(list(names))
+
+    def _find_data_symbols(self, names: list[str]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for section_name in (".dynsym", ".symtab"):
+            missing = [name for name in names if name not in found]
+            section = self._elf.get_section_by_name(section_name) if missing else None
+            if section is None:
+                continue
+            table = np.frombuffer(section.data(), _SYMBOL_64)
+            table = table[table["section"] != 0]
+            strings = b"\0" + self._elf.get_section(section["sh_link"]).data()
+            for name in missing:
+                text, place = name.encode() + b"\0", -1
+                # A name may also be the tail of a longer one: every place that reads so counts.
+                while (place := strings.find(text, place + 1)) > 0:
+                    rows = np.flatnonzero(table["name"] == place - 1)
+                    if len(rows):
+                        found[name] = int(table["value"][rows[0]])
+                        break
+        return found
+
+    def needs(self, library: str) -> bool:
+        """Whether a library whose name begins so is among those the file is linked to."""
+        with _damage_as_value_error():
+            section = self._elf.get_section_by_name(".dynamic")
+            tags = section.iter_tags("DT_NEEDED") if section is not None else ()
+            return any(tag.needed.startswith(library) for tag in tags)
+
+    def read(self, address: int, size_bytes: int) -> bytes:
+        """Initial data at an address; raises ValueError where the file has none."""
+        for segment in self.segments:
+            if segment.address <= address and address + size_bytes <= segment.address + segment.size_bytes:
+                self._elf.stream.seek(address - segment.address + segment.offset)
+                return bytes(self._elf.stream.read(size_bytes))
+        raise ValueError(f"no data at {address:#x}")
 
     def _name(self, index: int) -> str:
         _, _, which, places = self._functions

@@ -1,7 +1,7 @@
 """Frames and stacks by id: what probes saw as addresses becomes rows of the `frames` and `stacks` tables.
 
 Identity of a frame is (kind, module, file offset), so that a stack is the same in two processes that map a library
-at different addresses.
+at different addresses; of a Python frame (file and function, line).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from leakscope.model.tables import FRAMES, STACKS
@@ -21,20 +22,31 @@ MAX_DEPTH = 127
 RawStack = Callable[[int], bytes | None]
 """Stack map id → the map's value: addresses as u64, innermost first, zero-padded; None when it is gone."""
 
+NamedStack = Callable[[int], tuple[tuple[str, str, int], ...] | None]
+"""Python stack id → (function, file, line) of its frames, outermost first; None when it has no names."""
+
 
 class Interner:
     """Gives ids to frames and stacks, and keeps the rows that were not written yet. Id 0 means none."""
 
-    def __init__(self, kernel: KernelSymbols, spaces: AddressSpaces, raw_stack: RawStack) -> None:
+    def __init__(
+        self,
+        kernel: KernelSymbols,
+        spaces: AddressSpaces,
+        raw_stack: RawStack,
+        python: NamedStack = lambda number: None,
+    ) -> None:
         self._kernel = kernel
         self._spaces = spaces
         self._raw_stack = raw_stack
+        self._python = python
         self._frame_ids: dict[tuple[str, str, int], int] = {}
         self._stack_ids: dict[tuple[int, ...], int] = {(): 0}
         self._stack_frames: list[tuple[int, ...]] = [()]
         self._functions: list[str] = [""]
         self._kernel_stacks: dict[int, int] = {}
         self._user_stacks: dict[tuple[int, int, int], int] = {}
+        self._python_stacks: dict[int, int] = {0: 0}
         self._new_frames: list[dict[str, object]] = []
         self._new_stacks: list[dict[str, object]] = []
         self.unresolved_frames = 0
@@ -54,8 +66,9 @@ class Interner:
         if map_id < 0:
             return 0
         if map_id not in self._kernel_stacks:
-            frames = [self.kernel_frame(address) for address in self._addresses(map_id)]
-            names = [self._kernel.lookup(address - 1)[0] for address in self._addresses(map_id)[:10]]
+            addresses = self._addresses(map_id)
+            frames = [self.kernel_frame(address) for address in addresses]
+            names = [self._kernel.lookup(address - 1)[0] for address in addresses[:10]]
             machinery = [i for i, name in enumerate(names) if name.startswith(_PROBE_MACHINERY)]
             own = frames[machinery[-1] + 1 :] if machinery else frames
             self._kernel_stacks[map_id] = self.stack(own[::-1])
@@ -90,6 +103,25 @@ class Interner:
             self._user_stacks[key] = self.stack(frames[::-1])
         return self._user_stacks[key]
 
+    def python_stacks(self, ids: np.ndarray) -> np.ndarray:
+        """int32 stack ids of Python stacks by the ids that probes gave them."""
+        distinct, group = np.unique(ids, return_inverse=True)
+        return np.array([self._python_stack(number) for number in distinct.tolist()], np.int32)[group]
+
+    def _python_stack(self, number: int) -> int:
+        if number not in self._python_stacks:
+            named = self._python(number)
+            if named is None:
+                return 0
+            self._python_stacks[number] = self.stack([self._python_frame(*frame) for frame in named])
+        return self._python_stacks[number]
+
+    def _python_frame(self, function: str, file: str, line: int) -> int:
+        key = ("python", f"{file}\0{function}", line)
+        if key not in self._frame_ids:
+            self._add_frame(key, function, "", "", file, line)
+        return self._frame_ids[key]
+
     def _user_frame(self, path: str, offset: int, module: object, back: int) -> int:
         key = ("native", path, offset)
         if key not in self._frame_ids:
@@ -100,7 +132,9 @@ class Interner:
                 self._add_frame(key, function, path, module.build_id)  # type: ignore[attr-defined]
         return self._frame_ids[key]
 
-    def _add_frame(self, key: tuple[str, str, int], function: str, module: str, build_id: str) -> None:
+    def _add_frame(
+        self, key: tuple[str, str, int], function: str, module: str, build_id: str, file: str = "", line: int = 0
+    ) -> None:
         self._frame_ids[key] = len(self._frame_ids) + 1
         self._functions.append(function)
         self.unresolved_frames += not function
@@ -108,11 +142,11 @@ class Interner:
             {
                 "id": self._frame_ids[key],
                 "function": function,
-                "file": "",
-                "line": 0,
+                "file": file,
+                "line": line,
                 "module": module,
                 "build_id": build_id,
-                "offset": key[2],
+                "offset": 0 if file else key[2],
                 "kind": key[0],
             }
         )
