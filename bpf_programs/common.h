@@ -106,7 +106,6 @@ static inline struct call_record *reserve_call(void)
 {
 	struct call_record *record;
 
-	count_exactly(COUNT_CALL_PRODUCED);
 	record = bpf_ringbuf_reserve(&call_ring, sizeof(*record), 0);
 	if (!record)
 		count_exactly(COUNT_CALL_DROPPED);

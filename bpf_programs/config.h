@@ -23,9 +23,9 @@ struct config {
 	u64 cgroup_id;
 	u64 cgroup_level;
 	u64 stacks;
-	u64 site_stack_every_ns;
+	u64 site_stack_every_shift;
 	u64 site_stack_burst;
-	u64 cpu_stack_every_ns;
+	u64 cpu_stack_every_shift;
 	u64 cpu_stack_burst;
 	u64 scarce_cost;
 	u64 sample_one_in;
@@ -58,9 +58,9 @@ const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
 #define CONFIG_CGROUP_ID config.cgroup_id
 #define CONFIG_CGROUP_LEVEL config.cgroup_level
 #define CONFIG_STACKS config.stacks
-#define CONFIG_SITE_STACK_EVERY_NS config.site_stack_every_ns
+#define CONFIG_SITE_STACK_EVERY_SHIFT config.site_stack_every_shift
 #define CONFIG_SITE_STACK_BURST config.site_stack_burst
-#define CONFIG_CPU_STACK_EVERY_NS config.cpu_stack_every_ns
+#define CONFIG_CPU_STACK_EVERY_SHIFT config.cpu_stack_every_shift
 #define CONFIG_CPU_STACK_BURST config.cpu_stack_burst
 #define CONFIG_SCARCE_COST config.scarce_cost
 #define CONFIG_SAMPLE_ONE_IN config.sample_one_in

@@ -11,7 +11,6 @@ static inline void send_mem(u64 addr, struct live_object *object, u64 now, u8 op
 {
 	struct mem_record *record;
 
-	count_exactly(COUNT_MEM_PRODUCED);
 	record = bpf_ringbuf_reserve(&mem_ring, sizeof(*record), 0);
 	if (!record) {
 		count_exactly(COUNT_MEM_DROPPED);
@@ -30,17 +29,30 @@ static inline void send_mem(u64 addr, struct live_object *object, u64 now, u8 op
 	record->cpu = bpf_get_smp_processor_id();
 	record->op = op;
 	record->cause = cause;
-	record->weight = object->weight;
+	record->weight = object->weight & ~DELETE_WHEN_FREED;
 	record->python_stack = object->python_stack;
 	record->pad = 0;
 	bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);
 }
 
+/* What an allocation is, as its probe sees it. */
+struct allocation {
+	struct site_key site;
+	u64 addr;
+	u32 kind;
+	u32 size_bytes;      /* 0: the kmem_cache of the site tells */
+	u32 object_bytes;
+	u32 requested_bytes;
+};
+
 /* First sight of a site on this CPU: give it an id (unique without a shared counter: the CPU is part of it). */
-static inline struct site_state *new_site(struct site_key *key, struct site_info *info)
+static inline struct site_state *new_site(struct allocation *what)
 {
 	struct site_state fresh = {}; /* its bucket fills at the first look: it was last refilled at time 0 */
+	struct site_key *key = &what->site;
+	struct site_info info = {};
 	struct site_info *known = bpf_map_lookup_elem(&sites, key);
+	u64 name = 0;
 
 	if (!known) {
 		u32 zero = COUNT_SITE_SEQUENCE;
@@ -49,8 +61,18 @@ static inline struct site_state *new_site(struct site_key *key, struct site_info
 		if (!sequence)
 			return 0;
 		*sequence += 1;
-		info->id = (u32)*sequence << 12 | (bpf_get_smp_processor_id() & 4095);
-		bpf_map_update_elem(&sites, key, info, BPF_NOEXIST);
+		info.id = (u32)*sequence << 12 | (bpf_get_smp_processor_id() & 4095);
+		info.kind = what->kind;
+		info.size_bytes = what->size_bytes;
+		info.object_bytes = what->object_bytes;
+		info.first_addr = what->addr;
+		if (what->kind == SITE_SLAB && CONFIG_SLAB_HAS_CACHE) {
+			bpf_probe_read_kernel(&info.size_bytes, 4, (void *)(key->what + CONFIG_CACHE_SIZE));
+			bpf_probe_read_kernel(&info.object_bytes, 4, (void *)(key->what + CONFIG_CACHE_OBJECT_SIZE));
+			bpf_probe_read_kernel(&name, 8, (void *)(key->what + CONFIG_CACHE_NAME));
+			bpf_probe_read_kernel_str(info.cache, sizeof(info.cache), (void *)name);
+		}
+		bpf_map_update_elem(&sites, key, &info, BPF_NOEXIST);
 		known = bpf_map_lookup_elem(&sites, key); /* another CPU may have been first */
 		if (!known) {
 			count(COUNT_SITE_FULL);
@@ -62,9 +84,9 @@ static inline struct site_state *new_site(struct site_key *key, struct site_info
 	return bpf_map_lookup_elem(&site_states, key);
 }
 
-static inline void refill(struct bucket *bucket, u64 now, u64 every_ns, u64 most)
+static inline void refill(struct bucket *bucket, u64 now, u64 every_shift, u64 most)
 {
-	u64 earned = (now - bucket->refilled_ns) / every_ns;
+	u64 earned = (now - bucket->refilled_ns) >> every_shift;
 
 	if (!earned)
 		return;
@@ -91,9 +113,9 @@ static inline u32 stack_weight(struct site_state *state, u64 now)
 	budget = bpf_map_lookup_elem(&stack_budget, &zero);
 	if (!budget)
 		return 0;
-	refill(&state->bucket, now, CONFIG_SITE_STACK_EVERY_NS, CONFIG_SITE_STACK_BURST);
+	refill(&state->bucket, now, CONFIG_SITE_STACK_EVERY_SHIFT, CONFIG_SITE_STACK_BURST);
 	if (state->bucket.tokens) {
-		refill(budget, now, CONFIG_CPU_STACK_EVERY_NS, CONFIG_CPU_STACK_BURST);
+		refill(budget, now, CONFIG_CPU_STACK_EVERY_SHIFT, CONFIG_CPU_STACK_BURST);
 		if (!budget->tokens)
 			cost = CONFIG_SCARCE_COST;
 		if (state->bucket.tokens >= cost) {
@@ -111,6 +133,8 @@ static inline u32 stack_weight(struct site_state *state, u64 now)
 static inline void describe(void *ctx, struct live_object *object, struct site_state *state, u32 requested, u64 now)
 {
 	object->ts_ns = now;
+	object->caller = 0;
+	object->python_stack = 0;
 	object->pid = current_tgid();
 	object->site = state->id;
 	object->requested_bytes = requested;
@@ -126,22 +150,38 @@ static inline void describe(void *ctx, struct live_object *object, struct site_s
 	}
 }
 
-static inline void count_update(long error)
+/* An entry that goes in while the map is nearly full is deleted when its object ends, else only marked as free. The count
+ * of entries is this CPU's; the map is shared, so each CPU keeps to its share. */
+static inline void insert_live(u64 addr, struct live_object *object)
 {
-	if (error == 0)
-		count(COUNT_LIVE_INSERTED);
+	u32 which = COUNT_LIVE_ENTRIES;
+	u64 *entries = bpf_map_lookup_elem(&counters, &which);
+	long error;
+
+	if (entries && (s64)*entries > (s64)CONFIG_LIVE_DELETE_ABOVE)
+		object->weight |= DELETE_WHEN_FREED;
+	error = bpf_map_update_elem(&live, &addr, object, BPF_ANY);
+	if (error == 0 && entries)
+		*entries += 1;
 	else if (error == -7 /* E2BIG */ || error == -12 /* ENOMEM */)
 		count(COUNT_LIVE_FULL);
 	else
 		count(COUNT_LIVE_BUSY);
 }
 
-static inline int kernel_alloc(void *ctx, u64 addr, struct site_key *key, struct site_info *info, u32 requested)
+static inline struct site_state *site_of(struct allocation *what)
 {
-	struct live_object object = {};
+	struct site_state *state = bpf_map_lookup_elem(&site_states, &what->site);
+
+	return state && state->id ? state : new_site(what);
+}
+
+static inline int kernel_alloc(void *ctx, struct allocation *what)
+{
+	struct live_object fresh = {};
 	struct live_object *old;
 	struct site_state *state;
-	u64 now;
+	u64 addr = what->addr;
 
 	/* Whoever gets the address, inside the scope or not, proves that its last object ended. */
 	old = bpf_map_lookup_elem(&live, &addr);
@@ -151,36 +191,25 @@ static inline int kernel_alloc(void *ctx, u64 addr, struct site_key *key, struct
 	}
 	if (!in_scope(current_tgid()))
 		return 0;
-	now = bpf_ktime_get_ns();
-	state = bpf_map_lookup_elem(&site_states, key);
-	if (!state || !state->id) {
-		info->first_addr = addr;
-		state = new_site(key, info);
-		if (!state)
-			return 0;
+	state = site_of(what);
+	if (!state)
+		return 0;
+	if (old) {
+		describe(ctx, old, state, what->requested_bytes, bpf_ktime_get_ns());
+		send_mem(addr, old, old->ts_ns, OP_ALLOC, CAUSE_CALL);
+	} else {
+		describe(ctx, &fresh, state, what->requested_bytes, bpf_ktime_get_ns());
+		send_mem(addr, &fresh, fresh.ts_ns, OP_ALLOC, CAUSE_CALL);
+		insert_live(addr, &fresh);
 	}
-	describe(ctx, &object, state, requested, now);
-	if (old)
-		*old = object;
-	else
-		count_update(bpf_map_update_elem(&live, &addr, &object, BPF_ANY));
-	send_mem(addr, &object, now, OP_ALLOC, CAUSE_CALL);
 	return 0;
-}
-
-/* True when the map is so full that a free must make room. The count is this CPU's: the map is shared, so
- * each CPU keeps to its share of the inserts. */
-static inline int live_nearly_full(void)
-{
-	u32 inserted = COUNT_LIVE_INSERTED;
-	u64 *value = bpf_map_lookup_elem(&counters, &inserted);
-
-	return value && *value > CONFIG_LIVE_DELETE_ABOVE;
 }
 
 static inline int kernel_free(u64 addr)
 {
 	struct live_object *object;
+	u32 which = COUNT_LIVE_ENTRIES;
+	u64 *entries;
 
 	if (!addr)
 		return 0;
@@ -192,9 +221,10 @@ static inline int kernel_free(u64 addr)
 	}
 	send_mem(addr, object, bpf_ktime_get_ns(), OP_FREE, CAUSE_CALL);
 	object->ts_ns = 0;
-	if (live_nearly_full()) {
-		if (bpf_map_delete_elem(&live, &addr) == 0)
-			count(COUNT_LIVE_DELETED);
+	if (object->weight & DELETE_WHEN_FREED) {
+		entries = bpf_map_lookup_elem(&counters, &which);
+		if (bpf_map_delete_elem(&live, &addr) == 0 && entries)
+			*entries -= 1;
 	}
 	return 0;
 }
@@ -202,20 +232,18 @@ static inline int kernel_free(u64 addr)
 PROGRAM("raw_tp/kmalloc")
 int on_kmalloc(struct raw_tracepoint_args *ctx)
 {
-	struct site_key key = {};
-	struct site_info info = {};
-	u64 addr = ctx->args[1];
-	u32 requested = ctx->args[2];
-	u32 allocated = ctx->args[3];
+	struct allocation what = {};
 	u32 gfp = ctx->args[4];
 
-	if (!addr)
+	what.addr = ctx->args[1];
+	if (!what.addr)
 		return 0;
-	key.call_site = ctx->args[0];
-	key.what = (u64)allocated | (u64)gfp << 32;
-	info.kind = SITE_KMALLOC;
-	info.size_bytes = allocated;
-	return kernel_alloc(ctx, addr, &key, &info, requested);
+	what.kind = SITE_KMALLOC;
+	what.requested_bytes = ctx->args[2];
+	what.size_bytes = ctx->args[3];
+	what.site.call_site = ctx->args[0];
+	what.site.what = (u64)what.size_bytes | (u64)gfp << 32;
+	return kernel_alloc(ctx, &what);
 }
 
 /* Since v6.1 (2c1d697fb8ba, "mm/slab_common: drop kmem_alloc & avoid dereferencing fields when not using") the
@@ -223,35 +251,23 @@ int on_kmalloc(struct raw_tracepoint_args *ctx)
 PROGRAM("raw_tp/kmem_cache_alloc")
 int on_kmem_cache_alloc(struct raw_tracepoint_args *ctx)
 {
-	struct site_key key = {};
-	struct site_info info = {};
-	struct site_state *state;
-	u64 addr = ctx->args[1];
+	struct allocation what = {};
 	u64 third = ctx->args[2];
-	u64 fourth = ctx->args[3];
-	u64 name = 0;
+	u32 fourth = ctx->args[3];
 
-	if (!addr)
+	what.addr = ctx->args[1];
+	if (!what.addr)
 		return 0;
-	key.call_site = ctx->args[0];
-	info.kind = SITE_SLAB;
+	what.kind = SITE_SLAB;
+	what.site.call_site = ctx->args[0];
+	what.site.what = third;
 	if (!CONFIG_SLAB_HAS_CACHE) {
-		key.what = (u32)fourth;
-		info.size_bytes = fourth;
-		info.object_bytes = third;
-		return kernel_alloc(ctx, addr, &key, &info, third);
+		what.site.what = fourth;
+		what.size_bytes = fourth;
+		what.object_bytes = third;
+		what.requested_bytes = third;
 	}
-	key.what = third;
-	if (in_scope(current_tgid())) {
-		state = bpf_map_lookup_elem(&site_states, &key);
-		if (!state || !state->id) {
-			bpf_probe_read_kernel(&info.size_bytes, 4, (void *)(third + CONFIG_CACHE_SIZE));
-			bpf_probe_read_kernel(&info.object_bytes, 4, (void *)(third + CONFIG_CACHE_OBJECT_SIZE));
-			bpf_probe_read_kernel(&name, 8, (void *)(third + CONFIG_CACHE_NAME));
-			bpf_probe_read_kernel_str(info.cache, sizeof(info.cache), (void *)name);
-		}
-	}
-	return kernel_alloc(ctx, addr, &key, &info, 0);
+	return kernel_alloc(ctx, &what);
 }
 
 /* kfree may end an object of any cache and kmem_cache_free one of kmalloc: one pointer space. */
@@ -272,16 +288,14 @@ int on_kmem_cache_free(struct raw_tracepoint_args *ctx)
 PROGRAM("raw_tp/mm_page_alloc")
 int on_mm_page_alloc(struct raw_tracepoint_args *ctx)
 {
-	struct live_object object = {};
+	struct live_object fresh = {};
 	struct live_object *old;
-	struct site_key key = {};
-	struct site_info info = {};
+	struct allocation what = {};
 	struct site_state *state;
 	u64 page = ctx->args[0];
 	u32 order = ctx->args[1];
 	u32 gfp = ctx->args[2];
 	u32 migratetype = ctx->args[3];
-	u64 now;
 
 	if (!page)
 		return 0;
@@ -289,30 +303,26 @@ int on_mm_page_alloc(struct raw_tracepoint_args *ctx)
 		count(COUNT_PAGE_USER);
 		return 0;
 	}
-	now = bpf_ktime_get_ns();
 	old = bpf_map_lookup_elem(&live_pages, &page);
 	if (old && old->ts_ns) {
-		send_mem(page, old, now, OP_FREE, CAUSE_REUSE);
+		send_mem(page, old, bpf_ktime_get_ns(), OP_FREE, CAUSE_REUSE);
 		old->ts_ns = 0;
 	}
 	if (!in_scope(current_tgid()))
 		return 0;
-	key.what = order | migratetype << 8 | (u64)gfp << 32;
-	state = bpf_map_lookup_elem(&site_states, &key);
-	if (!state || !state->id) {
-		info.kind = SITE_PAGE;
-		info.size_bytes = CONFIG_PAGE_SIZE << (order & 31);
-		info.first_addr = page;
-		state = new_site(&key, &info);
-		if (!state)
-			return 0;
-	}
-	describe(ctx, &object, state, 0, now);
+	what.addr = page;
+	what.kind = SITE_PAGE;
+	what.size_bytes = CONFIG_PAGE_SIZE << (order & 31);
+	what.site.what = order | migratetype << 8 | (u64)gfp << 32;
+	state = site_of(&what);
+	if (!state)
+		return 0;
+	describe(ctx, &fresh, state, 0, bpf_ktime_get_ns());
 	if (old)
-		*old = object;
-	else
-		count_update(bpf_map_update_elem(&live_pages, &page, &object, BPF_ANY));
-	send_mem(page, &object, now, OP_ALLOC, CAUSE_CALL);
+		*old = fresh;
+	else if (bpf_map_update_elem(&live_pages, &page, &fresh, BPF_ANY))
+		count(COUNT_LIVE_FULL);
+	send_mem(page, &fresh, fresh.ts_ns, OP_ALLOC, CAUSE_CALL);
 	return 0;
 }
 

@@ -15,6 +15,8 @@ struct live_object { /* a kernel object or page believed live; ts_ns 0 = freed, 
 	u32 pad;
 };
 
+#define DELETE_WHEN_FREED (1U << 31) /* in the weight of an entry made while the map was nearly full */
+
 struct bucket { /* of stacks that may be taken: refilled with time, emptied by taking */
 	u64 refilled_ns;
 	u64 tokens;
@@ -108,26 +110,23 @@ struct function_spec {
 };
 
 enum counter {
-	COUNT_MEM_PRODUCED = 0,   /* mem_records that probes wanted to send */
-	COUNT_MEM_DROPPED = 1,
-	COUNT_CALL_PRODUCED = 2,
-	COUNT_CALL_DROPPED = 3,
-	COUNT_LIVE_FULL = 4,      /* allocations whose free will not be seen: the live map is full */
-	COUNT_LIVE_BUSY = 5,      /* the same: the map's lock was held on this CPU */
-	COUNT_STACK_COLLISION = 6,/* stacks lost to a hash collision in both stack maps */
-	COUNT_STACK_FAULT = 7,    /* stacks that could not be walked */
-	COUNT_FREE_UNMATCHED = 8, /* frees of objects that were never seen */
-	COUNT_PAGE_USER = 9,      /* pages of user memory: counted here, not streamed */
-	COUNT_SITE_FULL = 10,
-	COUNT_CALL_MAP_FULL = 11,
-	COUNT_LIVE_INSERTED = 12,
-	COUNT_LIVE_DELETED = 13,
-	COUNT_SITE_SEQUENCE = 14,
-	COUNT_CALL_SEQUENCE = 15,
-	COUNT_PYTHON_DROPPED = 16,  /* Python stacks lost to a full ring */
-	COUNT_PYTHON_BUSY = 17,     /* not walked: another walk was under way on the CPU */
-	COUNT_PYTHON_SEQUENCE = 18,
-	COUNTERS = 19,
+	COUNT_MEM_DROPPED = 0,      /* records refused by a full ring: exact, for the ring itself counts what it took */
+	COUNT_CALL_DROPPED = 1,
+	COUNT_LIVE_FULL = 2,        /* allocations whose free will not be seen: the live map is full */
+	COUNT_LIVE_BUSY = 3,        /* the same: the map's lock was held on this CPU */
+	COUNT_STACK_COLLISION = 4,  /* stacks lost to a hash collision in both stack maps */
+	COUNT_STACK_FAULT = 5,      /* stacks that could not be walked */
+	COUNT_FREE_UNMATCHED = 6,   /* frees of objects that were never seen */
+	COUNT_PAGE_USER = 7,        /* pages of user memory: counted here, not streamed */
+	COUNT_SITE_FULL = 8,
+	COUNT_CALL_MAP_FULL = 9,
+	COUNT_PYTHON_DROPPED = 10,  /* Python stacks lost to a full ring */
+	COUNT_PYTHON_BUSY = 11,     /* not walked: another walk was under way on the CPU */
+	COUNT_LIVE_ENTRIES = 12,    /* no loss: entries this CPU put into the live map, less those that it deleted */
+	COUNT_SITE_SEQUENCE = 13,
+	COUNT_CALL_SEQUENCE = 14,
+	COUNT_PYTHON_SEQUENCE = 15,
+	COUNTERS = 16,
 };
 
 struct map_call_in_flight {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ pytestmark = [pytest.mark.bpf, pytest.mark.usefixtures("bpf")]
 SOCKET_PAIRS, BPF_MAPS, QUEUES, MESSAGES_A_QUEUE = 8009, 5003, 1501, 4
 ON_OBJECTS = "kind IN ('kmalloc', 'slab')"
 MEMORY_CGROUP = Path("/sys/fs/cgroup/memory")
+OF_FILE_SYSTEMS = re.compile(r"dentry|buffer_head|radix_tree_node|(?:proc|ext4|shmem|fuse)_inode_cache|inode_cache")
 
 
 @dataclass
@@ -164,7 +166,9 @@ def test_live_bytes_agree_with_slabinfo(held: Held, name: str) -> None:
 def test_the_slab_cache_is_the_one_that_grew(held: Held, name: str) -> None:
     leaker, kept = held.leakers[name], kept_caches(held, name)
     largest = max(kept, key=lambda cache: kept[cache][1])
-    assert largest == max(leaker.slab_growth, key=leaker.slab_growth.__getitem__)
+    # apart from the file system's own, which grow with whatever else is read on this host
+    grown = {cache: size for cache, size in leaker.slab_growth.items() if not OF_FILE_SYSTEMS.fullmatch(cache)}
+    assert largest == max(grown, key=grown.__getitem__)
     # every cache that holds a twentieth of the leak, too
     total = sum(size for _, size in kept.values())
     for cache, (_, size) in kept.items():

@@ -71,13 +71,11 @@ class Recorder:
         lock = self._lock()
         # Threads here mix many short system calls with long numpy runs: at Python's 5 ms each call would wait as long.
         sys.setswitchinterval(0.0005)
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        previous = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+        # Never raises: an exception would be lost where a library calls back from C.
+        previous = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
         session = None
         try:
             session = self._start(command)
-            for number in numbers:
-                signal.signal(number, self._on_signal)
             return self._loop(session, command)
         finally:
             for number, handler in previous.items():
@@ -100,6 +98,8 @@ class Recorder:
         session = None
         try:
             session = Session(self._options, writer, source, command)
+            if self._stop_signal is not None:
+                raise KeyboardInterrupt
             if command is not None:
                 self._released = True
                 command.release()

@@ -76,8 +76,8 @@ SPACE_MEMORY, SPACE_HANDLE, SPACE_MAPPED, SPACE_HEAP, SPACE_ARRAY, SPACE_MAP_CAL
 STACK_OVERFLOW_BIT = 1 << 30
 
 COUNTERS = (
-    "mem_produced", "mem_dropped", "call_produced", "call_dropped", "live_full", "live_busy", "stack_collision",
-    "stack_fault", "free_unmatched", "page_user", "site_full", "call_map_full", "live_inserted", "live_deleted",
-    "site_sequence", "call_sequence", "python_dropped", "python_busy", "python_sequence",
+    "mem_dropped", "call_dropped", "live_full", "live_busy", "stack_collision", "stack_fault", "free_unmatched",
+    "page_user", "site_full", "call_map_full", "python_dropped", "python_busy", "live_entries", "site_sequence",
+    "call_sequence", "python_sequence",
 )  # fmt: skip
 """Rows of the `counters` map, in the order of enum counter."""

@@ -35,6 +35,10 @@ class Ring:
         self._producer = np.frombuffer(self._producer_map, np.uint64, 1)
         self._data = np.frombuffer(self._producer_map, np.uint8, 2 * size_bytes, page)
 
+    def submitted(self) -> int:
+        """Records that the kernel has put into the ring since it was made, all of the ring's one size."""
+        return int(self._producer[0]) // self._stride
+
     def fill_share(self) -> float:
         """Share of the ring that waits to be read, 0..1."""
         return float(int(self._producer[0]) - int(self._consumer[0])) / self.size_bytes

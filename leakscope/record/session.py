@@ -333,7 +333,8 @@ class Session:
 
     def _facts(self) -> dict[str, Any]:
         return {
-            "events_produced": self._counters.total("mem_produced") + self._counters.total("call_produced"),
+            "events_produced": sum(ring.submitted() for ring in (self._mem_ring, self._call_ring))
+            + sum(self._counters.total(name) for name in ("mem_dropped", "call_dropped")),
             "events_read": self.read_events,
             "kmalloc_caches_by_size_and_flags": self._sites.caches_by_size_and_flags,
             "slab_cache_question": self._cache_of.reason or "bpf_get_kmem_cache",

@@ -30,9 +30,9 @@ class ProgramConfig:
     stacks: str = "sampled"
     # Stacks that a site may take on a CPU: one each 2^20 ns (954/s) with bursts of 256; all sites together one each
     # 2^16 ns (15,259/s, some 4 % of a CPU) with bursts of 4,096. While the latter is used up each costs a site 8.
-    site_stack_every_ns: int = 1 << 20
+    site_stack_every_shift: int = 20
     site_stack_burst: int = 256
-    cpu_stack_every_ns: int = 1 << 16
+    cpu_stack_every_shift: int = 16
     cpu_stack_burst: int = 4096
     scarce_cost: int = 8
     sample_one_in: int = 64  # power of two
@@ -65,9 +65,9 @@ class ProgramConfig:
             "CGROUP_ID": self.cgroup_id,
             "CGROUP_LEVEL": self.cgroup_level,
             "STACKS": STACK_POLICIES[self.stacks],
-            "SITE_STACK_EVERY_NS": self.site_stack_every_ns,
+            "SITE_STACK_EVERY_SHIFT": self.site_stack_every_shift,
             "SITE_STACK_BURST": self.site_stack_burst,
-            "CPU_STACK_EVERY_NS": self.cpu_stack_every_ns,
+            "CPU_STACK_EVERY_SHIFT": self.cpu_stack_every_shift,
             "CPU_STACK_BURST": self.cpu_stack_burst,
             "SCARCE_COST": self.scarce_cost,
             "SAMPLE_ONE_IN": self.sample_one_in,
