@@ -84,19 +84,17 @@ def test_interpreters_are_told_by_their_names(path: str, is_one: bool) -> None:
 @cache
 def interpreters() -> dict[str, Path]:
     """Interpreters of this host by version, and by version with "static" or "shared": the first found of each."""
-    question = (
-        "import sys, sysconfig; print(sys.version_info[0], sys.version_info[1], "
-        "sysconfig.get_config_var('Py_ENABLE_SHARED'), getattr(sys, '_base_executable', sys.executable))"
-    )
+    question = "import sys; print(*sys.version_info[:2], getattr(sys, '_base_executable', sys.executable))"
     folders = [Path("/usr/bin"), Path("/usr/local/bin"), *Path.home().glob(".pyenv/versions/*/bin")]
     places = [Path(sys.executable), *(path for folder in folders for path in sorted(folder.glob("python3.1[1-9]")))]
     found: dict[str, Path] = {}
     for place in places:
         done = subprocess.run([place, "-c", question], capture_output=True, text=True, env={**os.environ, "HOME": "/"})
         if done.returncode == 0:
-            major, minor, shared, path = done.stdout.split(maxsplit=3)
-            for name in (f"{major}.{minor}", f"{major}.{minor} {'shared' if shared == '1' else 'static'}"):
-                found.setdefault(name, Path(path.strip()))
+            major, minor, path = done.stdout.strip().split(" ", 2)
+            how = "static" if library_of(Path(path)) == Path(path).resolve() else "shared"
+            for name in (f"{major}.{minor}", f"{major}.{minor} {how}"):
+                found.setdefault(name, Path(path))
     return found
 
 
@@ -353,7 +351,9 @@ def test_frames_that_hold_no_code_are_dropped_counted_and_reported_once(bpf: Non
     library = fake_library(tmp_path, "libpython3.11.so.1.0", "0x030b00f0")
     (tmp_path / "garbage.c").write_text(GARBAGE)
     program = tmp_path / "garbage"
-    subprocess.run(["gcc", "-w", "-o", program, tmp_path / "garbage.c", library, f"-Wl,-rpath,{tmp_path}"], check=True)
+    subprocess.run(
+        ["gcc", "-w", "-fPIC", "-o", program, tmp_path / "garbage.c", library, f"-Wl,-rpath,{tmp_path}"], check=True
+    )
     # when it is recorded
     recording = record(tmp_path / "garbage.lscope", [str(program)])
     # then there are no frames, and one line says why
@@ -363,8 +363,8 @@ def test_frames_that_hold_no_code_are_dropped_counted_and_reported_once(bpf: Non
     assert 16 <= recording.losses("python_frames_unavailable") <= 200
     told = [line for line in recording.facts["notes"] if "Python" in line]
     assert told == [
-        f"Python frames not available for {library}: what a frame holds is no code object, so its layout is not that of "
-        "CPython 3.11"
+        f"Python frames not available for {library}: what a frame holds is no code object, so its layout is not that "
+        "of CPython 3.11"
     ]
     assert recording.stderr.count("Python frames not available") == 1
 

@@ -408,5 +408,5 @@ def test_what_was_produced_is_what_another_recorder_saw(flooded: tuple[Recording
         pid,
     )
     assert sockets == [(2 * PAIRS * (1 + CHURN),)]
-    # then the other counted as many events, but for what interrupts skipped in one and not in the other
+    # then the other took or refused as many events, but for what interrupts skipped in one and not in the other
     assert small.facts["events_produced"] == pytest.approx(usual.facts["events_produced"], rel=0.01)

@@ -19,7 +19,7 @@ from leakscope.record.symbols.elf import ElfFile
 NO_OFFSET = 0xFFFF
 """PYTHON_NO_OFFSET of bpf_programs/maps.h."""
 
-_FILE_NAME = re.compile(r"(lib)?python\d*(\.\d+)?[a-z]*(\.so(\.[\d.]+)?)?$")
+_FILE_NAME = re.compile(r"(lib)?python(\d+(\.\d+)?[a-z]*)?(\.so(\.[\d.]+)?)?$")
 _COOKIE = b"xdebugpy"
 _PYTHON_PROCESS = struct.Struct("=Q12H")
 
