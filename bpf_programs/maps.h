@@ -155,7 +155,7 @@ struct python_process {
 	u16 frame_instruction;
 	u16 frame_previous;
 	u16 frame_owner;
-	u16 pad;
+	u16 frame_bytes;     /* what is read of a frame: up to its last member here */
 };
 
 struct python_thread { /* by thread: its PyThreadState, or where the search for it goes on */
@@ -169,6 +169,7 @@ struct python_thread { /* by thread: its PyThreadState, or where the search for 
 
 struct python_scratch {
 	u64 busy;
+	u64 frame[16];
 	struct python_record record;
 };
 

@@ -68,8 +68,14 @@ static inline u64 python_thread_state(struct python_process *process)
 	return thread.found ? thread.state : 0;
 }
 
-static inline u32 walk_python(struct python_process *process, struct python_record *record)
+static inline u64 frame_word(struct python_scratch *scratch, u32 offset)
 {
+	return scratch->frame[offset >> 3 & 15];
+}
+
+static inline u32 walk_python(struct python_process *process, struct python_scratch *scratch)
+{
+	struct python_record *record = &scratch->record;
 	u64 frame;
 	u64 code;
 	u64 instruction;
@@ -93,21 +99,20 @@ static inline u32 walk_python(struct python_process *process, struct python_reco
 	hash = process->runtime ^ record->pid;
 #pragma clang loop unroll(disable)
 	for (i = 0; i < PYTHON_FRAMES; i++) {
-		if (!frame)
+		if (!frame || bpf_probe_read_user(scratch->frame, process->frame_bytes & 127, (void *)frame))
 			break;
 		code = 0;
 		instruction = 0;
-		owner = PYTHON_C_OWNER;
-		bpf_probe_read_user(&owner, sizeof(owner), (void *)(frame + process->frame_owner));
+		owner = ((u8 *)scratch->frame)[process->frame_owner & 127];
 		if (owner < PYTHON_C_OWNER) { /* the low bits of a stack reference are a tag (3.14, pycore_stackref.h) */
-			code = user_u64(frame + process->frame_code) & ~7ULL;
-			instruction = user_u64(frame + process->frame_instruction);
+			code = frame_word(scratch, process->frame_code) & ~7ULL;
+			instruction = frame_word(scratch, process->frame_instruction);
 		}
 		record->frames[i].code = code;
 		record->frames[i].instruction = instruction;
 		hash = (hash ^ code) * PYTHON_MIX;
 		hash = (hash ^ hash >> 29 ^ instruction) * PYTHON_MIX;
-		frame = user_u64(frame + process->frame_previous);
+		frame = frame_word(scratch, process->frame_previous);
 	}
 	record->depth = i;
 	known = bpf_map_lookup_elem(&python_stacks, &hash);
@@ -147,7 +152,7 @@ static inline u32 python_stack(void)
 		return 0;
 	}
 	scratch->busy = 1;
-	id = walk_python(process, &scratch->record);
+	id = walk_python(process, scratch);
 	scratch->busy = 0;
 	return id;
 }

@@ -181,6 +181,7 @@ def test_every_record_is_read_once_and_in_order_around_many_turns(ring_fd: int) 
     # then the ring has been around several times
     assert produced * STRIDE > 10 * RING_BYTES
     assert read == list(range(produced))
+    assert ring.submitted() == produced
 
 
 @bpf_test
@@ -196,6 +197,7 @@ def test_read_plus_refused_is_produced(ring_fd: int) -> None:
     read += values(ring.read())
     assert len(refused) > HOLDS
     assert sorted(read + refused) == list(range(tried))
+    assert ring.submitted() == tried - len(refused)
     assert read == sorted(read)
 
 

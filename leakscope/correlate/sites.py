@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from leakscope.correlate import weights
-from leakscope.correlate.aggregate import curves
+from leakscope.correlate.aggregate import BINS, curves
 from leakscope.correlate.lives import FOLDED_PID
 
 if TYPE_CHECKING:
@@ -38,13 +38,15 @@ class Holdings:
     ended_bytes (given back only by the end of a short-lived process), first_ns, last_ns, smallest_bytes,
     largest_bytes, own_objects (with a stack of their own), sampled, standard_error_bytes; all int64 but the
     last two. ``curve_rows``: the holdings that have curves; ``kept_bytes``, ``kept_objects``: float64[len,
-    BINS], at the end of each bin of the holding's life.
+    BINS], at the end of each bin of the holding's life. ``pool_objects``: the same of all allocations of the
+    holding's call site, those without a stack included, which needs no apportioning; NaN where all have one.
     """
 
     table: pd.DataFrame
     curve_rows: npt.NDArray[np.int64]
     kept_bytes: npt.NDArray[np.float64]
     kept_objects: npt.NDArray[np.float64]
+    pool_objects: npt.NDArray[np.float64]
 
 
 def folded_cache(name: str) -> str:
@@ -79,7 +81,7 @@ def holdings(con: duckdb.DuckDBPyConnection, series: pd.DataFrame, lives: pd.Dat
             ),
         }
     )
-    return _with_curves(con, table, terms, lives)
+    return _with_curves(con, table, terms, series, lives)
 
 
 def _ratio(own: pd.DataFrame, unit: str) -> npt.NDArray[np.float64]:
@@ -210,7 +212,11 @@ def _apportion(own: pd.DataFrame, pools: pd.DataFrame) -> tuple[pd.DataFrame, np
 
 
 def _with_curves(
-    con: duckdb.DuckDBPyConnection, table: pd.DataFrame, terms: pd.DataFrame, lives: pd.DataFrame
+    con: duckdb.DuckDBPyConnection,
+    table: pd.DataFrame,
+    terms: pd.DataFrame,
+    series: pd.DataFrame,
+    lives: pd.DataFrame,
 ) -> Holdings:
     """``terms``: series id, row of ``table`` (-1 = none), and the factors of its bytes and objects there."""
     live = table["live_bytes"].to_numpy(np.int64)
@@ -228,7 +234,25 @@ def _with_curves(
     kept_objects = np.zeros_like(kept_bytes)
     np.add.at(kept_bytes, to, terms["bytes"].to_numpy()[:, None] * raw_bytes)
     np.add.at(kept_objects, to, terms["objects"].to_numpy()[:, None] * raw_objects)
-    return Holdings(table, wanted, kept_bytes, kept_objects)
+    pool_objects = _pool_curves(con, table.iloc[wanted], series)
+    return Holdings(table, wanted, kept_bytes, kept_objects, pool_objects)
+
+
+def _pool_curves(con: duckdb.DuckDBPyConnection, rows: pd.DataFrame, series: pd.DataFrame) -> npt.NDArray[np.float64]:
+    """Kept objects of all series of each row's call site where some of them have weight 0; else NaN."""
+    result = np.full((len(rows), BINS), np.nan)
+    pools = series.loc[series["weight"] == 0, POOL_KEY].drop_duplicates()
+    pools = pools.merge(rows[POOL_KEY].drop_duplicates(), on=POOL_KEY).assign(pool=lambda p: np.arange(len(p)))
+    if not len(pools):
+        return result
+    members = series[["id", "folded", *POOL_KEY]].merge(pools, on=POOL_KEY)
+    _, objects = curves(con, members["id"].to_numpy(np.int64), members["folded"].to_numpy(bool))
+    totals = np.zeros((len(pools), BINS))
+    np.add.at(totals, members["pool"].to_numpy(np.int64), objects)
+    of_row = rows[POOL_KEY].merge(pools, on=POOL_KEY, how="left")["pool"].to_numpy(np.float64)
+    pooled = ~np.isnan(of_row)
+    result[pooled] = totals[of_row[pooled].astype(np.int64)]
+    return result
 
 
 def merge_sites(table: pd.DataFrame) -> pd.DataFrame:

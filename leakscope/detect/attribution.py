@@ -141,16 +141,20 @@ def _slab_check(
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """By row of ``sites``: bytes kept between the slab samples, growth of its cache and its bytes before.
 
-    The last two are NaN where the cache was not sampled.
+    The last two are NaN where the cache was not sampled, or where a process that keeps something there had ended
+    before the last sample: its exit gave back what was kept.
     """
     kept = np.zeros(int(held.table["site"].max()) + 1 if len(held.table) else 0)
     windows = lives.drop_duplicates("life").set_index("life")
     source_of: dict[int, int] = {}
+    ended: set[int] = set()
     rows = held.table.iloc[held.curve_rows]
-    window = windows.loc[rows["life"], ["source_id", "from_ns", "bin_ns"]].to_numpy()
-    for index, (site, (source, from_ns, bin_ns)) in enumerate(zip(rows["site"], window, strict=True)):
+    window = windows.loc[rows["life"], ["source_id", "from_ns", "bin_ns", "exit_ns"]].to_numpy()
+    for index, (site, (source, from_ns, bin_ns, exit_ns)) in enumerate(zip(rows["site"], window, strict=True)):
         source_of.setdefault(int(site), int(source))
         if int(source) in slabs.spans:
+            if 0 < exit_ns < slabs.spans[int(source)][1]:
+                ended.add(int(site))
             curve = held.kept_bytes[index]
             first, last = (int((at - from_ns) // bin_ns) - 1 for at in slabs.spans[int(source)])
             at_last = curve[min(last, len(curve) - 1)] if last >= 0 else 0.0
@@ -160,6 +164,7 @@ def _slab_check(
     ]
     grown = np.array([slabs.growth.get(cache, np.nan) for cache in caches], dtype=np.float64)
     before = np.array([slabs.before.get(cache, np.nan) for cache in caches], dtype=np.float64)
+    grown[sites["site"].isin(ended).to_numpy()] = np.nan
     return kept[sites["site"].to_numpy(np.int64)], grown, before
 
 

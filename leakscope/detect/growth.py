@@ -150,3 +150,13 @@ def leak_start_bins(curves: FloatArray) -> npt.NDArray[np.int64]:
     explained = (envelope - envelope.mean(axis=1, keepdims=True)) @ hinges.T
     best = explained.max(axis=1, keepdims=True)
     return np.argmax(explained >= best - 1e-9 * np.abs(best), axis=1).astype(np.int64)
+
+
+def largest_fall(curves: FloatArray, since: npt.NDArray[np.int64]) -> FloatArray:
+    """Deepest fall of each curve (float64[n, B]) from a value at or after bin ``since`` (int64[n]); float64[n]."""
+    bins = np.arange(curves.shape[1])
+    later = np.where(bins >= since[:, None], curves, -np.inf)
+    highest = np.maximum.accumulate(later, axis=1)
+    with np.errstate(invalid="ignore"):
+        falls = np.where(bins >= since[:, None], highest - later, 0.0)
+    return falls.max(axis=1, initial=0.0)

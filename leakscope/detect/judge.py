@@ -31,6 +31,10 @@ MIN_FLOOR_SHARE = 0.4
 """The floors of the first and last part must carry this share of the growth (a line carries 0.75)."""
 MIN_MEDIAN_SLOPE = 0.25
 """Theil-Sen slope as a share of the mean rate: a single step has a slope near zero."""
+MIN_POOL_SHARE = 0.5
+"""All kept objects of a call site must rise by this share of what its sampled stacks make of one holding."""
+MIN_RISE_TO_FALL = 1.5
+"""The rise against the deepest fall within it: frees in batches make a saw-tooth, whose last tooth is no leak."""
 CONFIRMED_SHARE = 0.8
 """A counter that grew by this share of what a holding keeps confirms it independently of lost events."""
 
@@ -67,6 +71,7 @@ def judge(
     kept = ~rows["kind"].isin(NOT_JUDGED).to_numpy() & visible[rows["site"].to_numpy()]
     rows = rows[kept].reset_index(drop=True)
     kept_bytes, kept_objects = holdings.kept_bytes[kept], holdings.kept_objects[kept]
+    pool_objects = holdings.pool_objects[kept]
     bins = kept_bytes.shape[1]
     windows = lives.drop_duplicates("life").set_index("life")
     bin_s = windows.loc[rows["life"], "bin_ns"].to_numpy(np.float64) / 1e9
@@ -93,12 +98,20 @@ def judge(
     span_s = (bins - since[grew]) * bin_s[grew]
     since_objects = np.where(since[grew] > 0, kept_objects[grew, np.maximum(since[grew] - 1, 0)], 0.0)
     risen = kept_objects[grew, -1] - since_objects
+    # Stacks are sampled less while a site is busy: what has own stacks may rise although all of it does not.
+    pool_since = np.where(since[grew] > 0, pool_objects[grew, np.maximum(since[grew] - 1, 0)], 0.0)
+    pool_risen = pool_objects[grew, -1] - pool_since
+    with np.errstate(invalid="ignore"):
+        alone = ~(pool_risen < MIN_POOL_SHARE * risen)
+    fallen = growth.largest_fall(kept_objects[grew], since[grew])
     grows = (
         steady.steady
         & (risen >= least[grew])
         & (floor_rise >= MIN_FLOOR_SHARE * risen)
         & (slope >= MIN_MEDIAN_SLOPE * risen / span_s)
         & (rates.low[grew] > 0)
+        & alone
+        & (risen >= MIN_RISE_TO_FALL * fallen)
     )
     state[grew] = np.where(grows, State.LEAK, np.where(steady.plateau, State.PLATEAU, State.UNCLEAR))
     noise = (state == State.UNCLEAR) & (rates.low <= 0)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from leakscope.record.symbols.elf import ElfFile
 
+_MAX_FRAME_BYTES = 120  # the kernel side masks to below 128
 NO_OFFSET = 0xFFFF
 """PYTHON_NO_OFFSET of bpf_programs/maps.h."""
 
@@ -53,6 +54,12 @@ class Offsets:
     code_linetable: int
     code_adaptive: int  # the first instruction
     ascii_size: int  # sizeof(PyASCIIObject)
+
+    @property
+    def frame_bytes(self) -> int:
+        """What has to be read of a frame, whole words: beyond it another page may begin."""
+        last = max(self.frame_code, self.frame_instruction, self.frame_previous, self.frame_owner)
+        return (last | 7) + 1
 
 
 # From the headers of 3.11.7 and 3.12.1 (pycore_runtime.h, pycore_interp.h, cpython/pystate.h, pycore_frame.h,
@@ -131,7 +138,7 @@ class Interpreter:
         return _PYTHON_PROCESS.pack(
             self.runtime + bias,
             *(o.interpreters, o.interpreter_next, o.threads, o.thread_next, o.thread_native_id, o.thread_frame),
-            *(o.cframe_frame, o.frame_code, o.frame_instruction, o.frame_previous, o.frame_owner, 0),
+            *(o.cframe_frame, o.frame_code, o.frame_instruction, o.frame_previous, o.frame_owner, o.frame_bytes),
         )
 
 
@@ -149,7 +156,7 @@ def _published_offsets(version: tuple[int, int], data: bytes) -> Offsets:
 
     def member(group: int, index: int) -> int:
         offset, size = words[group + index], words[group]
-        if not offset < min(size, NO_OFFSET):
+        if not offset < min(size, _MAX_FRAME_BYTES if group == frame else NO_OFFSET):
             raise UnknownLayoutError(f"the debug offsets of CPython {name} do not fit its structures")
         return offset
 
