@@ -213,6 +213,52 @@ def test_caches_that_the_kernel_reclaims_are_no_leak(tmp_path: Path) -> None:
     assert frames(report, "not_leak") == [("kernel", "walk")]
 
 
+def test_objects_that_the_kernel_frees_in_batches_are_no_leak(tmp_path: Path) -> None:
+    capture = SyntheticCapture(10)
+    capture.process()
+    path = ("k:__x64_sys_clone", "k:alloc_vmap_area")
+    capture.leak(300, 72, user=("main", "spawn"), kernel=path, **{**FILP, "cache": "vmap_area"})
+    report = report_of(capture, tmp_path)
+    assert (report.verdict.verdict, report.verdict.kind) == ("not_leak", "pending_free")
+
+
+def test_a_cache_whose_stacks_are_sampled_less_while_it_is_busy_is_no_leak(tmp_path: Path) -> None:
+    # given 400 objects that are replaced one by one: first without stacks of their own, then with them
+    capture = SyntheticCapture(10)
+    capture.process()
+    kernel = ("k:__x64_sys_openat", "k:alloc_empty_file")
+    for i in range(400):
+        old = capture.alloc(0.001 * i, 100, kernel=kernel, weight=0, **FILP)
+        capture.free(old, 2.5 + 0.018 * i)
+        capture.alloc(2.501 + 0.018 * i, 100, user=("main", "insert"), kernel=kernel, **FILP)
+    # when it is judged, then what is kept is flat: 400 objects at any time
+    report = report_of(capture, tmp_path)
+    assert frames(report) == []
+    assert report.verdict.verdict == "not_leak"
+
+
+def test_the_last_tooth_of_a_saw_is_no_leak(tmp_path: Path) -> None:
+    # given objects that are freed ninety at a time
+    capture = SyntheticCapture(10)
+    capture.process()
+    kernel = ("k:__x64_sys_openat", "k:alloc_empty_file")
+    held: list[int] = []
+    for i in range(1000):
+        held.append(capture.alloc(0.01 * i, 100, user=("main", "defer"), kernel=kernel, **FILP))
+        if len(held) == 100:
+            for row in held[:90]:
+                capture.free(row, 0.01 * i + 0.001)
+            held = held[90:]
+    report = report_of(capture, tmp_path)
+    assert frames(report) == []
+
+
+def test_falls_are_measured_from_the_highest_value_so_far() -> None:
+    curves = np.array([[9.0, 1, 5, 2, 8, 7], [1.0, 2, 3, 4, 5, 6]])
+    assert growth.largest_fall(curves, np.array([0, 0])).tolist() == [8.0, 0.0]
+    assert growth.largest_fall(curves, np.array([2, 2])).tolist() == [3.0, 0.0]
+
+
 def test_nothing_to_judge_is_inconclusive(tmp_path: Path) -> None:
     report = report_of(SyntheticCapture(10), tmp_path)
     assert (report.verdict.verdict, report.verdict.kind) == ("inconclusive", "missing_data")

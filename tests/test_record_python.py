@@ -372,14 +372,13 @@ def test_frames_that_hold_no_code_are_dropped_counted_and_reported_once(bpf: Non
 # Attribution
 
 
-def attributed(recording: Recording) -> list[Any]:
-    """The judged findings, the verdict first."""
+def attribution(recording: Recording) -> Any:
+    """The report of `attribute`."""
     done = subprocess.run(
         [*LEAKSCOPE, "attribute", str(recording.path), "--json"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    return [report["verdict"], *report["findings"]]
+    return json.loads(done.stdout)
 
 
 def lines_of(script: str, function: str) -> tuple[int, int]:
@@ -389,16 +388,30 @@ def lines_of(script: str, function: str) -> tuple[int, int]:
     return node.lineno, node.end_lineno or node.lineno
 
 
-def culprits(recording: Recording, script: str, layer: str) -> set[str]:
-    """Qualified names of the functions of a script that leaks of a layer are blamed on; their lines are checked."""
-    found = set()
-    for finding in attributed(recording):
-        if finding["verdict"] == "leak" and finding["layer"] == layer and "(" in finding["culprit"]["frame"]:
-            function, file, line = re.fullmatch(r"(\S+) \((.+):(\d+)\)", finding["culprit"]["frame"]).groups()
-            assert Path(file) == SAMPLES / script
-            first, last = lines_of(script, function.rpartition(".")[2])
-            assert first < int(line) <= last, finding["culprit"]
-            found.add(function)
+def function_of(frame: str, script: str) -> str:
+    """The function of `function (file:line)`; its line is checked, '' for a frame of another file."""
+    found = re.fullmatch(r"(\S+) \((.+):(\d+)\)", frame)
+    if not found or Path(found[2]) != SAMPLES / script:
+        return ""
+    first, last = lines_of(script, found[1].rpartition(".")[2])
+    assert first < int(found[3]) <= last, frame
+    return found[1]
+
+
+def blamed(report: Any, script: str, layer: str) -> str:
+    """The function of a script that the first leak of a layer is blamed on."""
+    findings = [report["verdict"], *report["findings"]]
+    first = next(finding for finding in findings if (finding["verdict"], finding["layer"]) == ("leak", layer))
+    return function_of(first["culprit"]["frame"], script)
+
+
+def kept(report: Any, script: str, kind: str, cache: str = "") -> dict[str, int]:
+    """Kept objects by function of a script that allocated them, those that keep none left out."""
+    found: dict[str, int] = {}
+    for site in report["sites"]:
+        if site["kind"] == kind and site.get("slab_cache", "") == cache and site["live_objects"]:
+            function = function_of(site["culprit_frame"], script)
+            found[function] = found.get(function, 0) + site["live_objects"]
     return found
 
 
@@ -407,7 +420,10 @@ def test_a_socket_leak_in_python_is_attributed_to_its_line(bpf: None, tmp_path: 
     # given a leaking and a balanced caller of the same kernel path, with sampled stacks as by default
     recording = record(tmp_path / "sockets.lscope", sample("leak_socketpair.py", "--count", 1009, "--pause-us", 1000))
     assert recording.code == 0, recording.stderr
-    assert culprits(recording, "leak_socketpair.py", "kernel") == {"open_session_and_forget"}
+    report = attribution(recording)
+    # then the leaking one is blamed, and the messages that are queued are all its own
+    assert blamed(report, "leak_socketpair.py", "kernel") == "open_session_and_forget"
+    assert kept(report, "leak_socketpair.py", "kmalloc", "kmalloc-cg-4k") == {"open_session_and_forget": 1009}
 
 
 @recorded
@@ -416,7 +432,11 @@ def test_leaks_of_a_python_service_are_attributed_in_all_three_layers(bpf: None,
         tmp_path / "service.lscope", sample("service.py", "--count", 800, "--pause-us", 2000), *LIBRARIES
     )
     assert recording.code == 0, recording.stderr
-    script = "service.py"
-    assert culprits(recording, script, "gpu") == {"Service.kv_block_alloc"}
-    assert culprits(recording, script, "host") == {"Service.response_buffer_map"}
-    assert "Service.session_open_without_close" in culprits(recording, script, "kernel")
+    script, report = "service.py", attribution(recording)
+    leaked = {site["function"]: site["objects"] for site in recording.reports[script]["sites"]}
+    assert blamed(report, script, "gpu") == "Service.kv_block_alloc"
+    assert blamed(report, script, "host") == "Service.response_buffer_map"
+    assert blamed(report, script, "kernel") == "Service.session_open_without_close"
+    device = kept(report, script, "device")
+    assert device["Service.kv_block_alloc"] == leaked["kv_block_alloc"]
+    assert "Service.activations_compute" not in device

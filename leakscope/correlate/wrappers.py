@@ -54,6 +54,10 @@ THREAD_START = re.compile(r"(__)?pthread_create.*|allocate_stack")
 # VFS).
 RECLAIMABLE_CACHES = re.compile(r"dentry|(?!sock_).*_inode_cache|inode_cache|radix_tree_node|buffer_head")
 
+# Descriptions of vmalloc areas: freed in batches of up to 32 MiB of areas for each doubling of CPUs (mm/vmalloc.c,
+# lazy_max_pages), so that those of freed task stacks and modules stay for a while. The memory itself is pages.
+DEFERRED_CACHES = re.compile(r"vmap_area")
+
 
 def is_plumbing(frame: Frame) -> bool:
     """Whether ``frame`` allocates on behalf of others (or has no name at all)."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from leakscope.correlate.wrappers import RECLAIMABLE_CACHES
+from leakscope.correlate.wrappers import DEFERRED_CACHES, RECLAIMABLE_CACHES
 from leakscope.detect.judge import State
 from leakscope.model.results import Culprit, Growth, Verdict
 
@@ -124,6 +124,9 @@ def _leak(group: pd.DataFrame, names: dict[int, Names], lives: pd.DataFrame, fol
     if kind == "reclaimable_slab":
         verdict = "not_leak"
         reasons.append("these caches are given back under memory pressure")
+    if kind == "pending_free":
+        verdict = "not_leak"
+        reasons.append("the kernel frees these objects in batches, long after their memory")
     return Verdict(
         verdict=verdict,
         kind=kind,
@@ -197,6 +200,8 @@ def _class(group: pd.DataFrame, share: float, names: dict[int, Names]) -> str:
         caches = set(group["slab_cache"])
         if "" not in caches and all(RECLAIMABLE_CACHES.fullmatch(cache) for cache in caches):
             return "reclaimable_slab"
+        if "" not in caches and all(DEFERRED_CACHES.fullmatch(cache) for cache in caches):
+            return "pending_free"
         if "filp" in caches:
             return "descriptor_leak"
         return "kernel_object_per_event" if share >= ONE_KEPT_SHARE else "retained_growth"
