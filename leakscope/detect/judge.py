@@ -113,7 +113,7 @@ def judge(
         & alone
         & (risen >= MIN_RISE_TO_FALL * fallen)
     )
-    state[grew] = np.where(grows, State.LEAK, np.where(steady.plateau, State.PLATEAU, State.UNCLEAR))
+    state[grew] = np.where(grows, State.LEAK, np.where(steady.plateau | ~alone, State.PLATEAU, State.UNCLEAR))
     noise = (state == State.UNCLEAR) & (rates.low <= 0)
     state[noise] = State.STEADY
 
