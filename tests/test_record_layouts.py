@@ -29,7 +29,7 @@ STRUCTURES = {
     "rss_key": records.RSS_KEY,
     "rss_value": records.RSS_VALUE,
 }
-HEADERS = ("records.h", "maps.h", "common.h", "functions.bpf.h")
+HEADERS = ("records.h", "maps.h", "common.h", "ranges.bpf.h", "sizes.bpf.h", "functions.bpf.h")
 WITHOUT_BPF = r"""
 #include <stddef.h>
 #include <stdint.h>

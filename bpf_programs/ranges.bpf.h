@@ -1,0 +1,171 @@
+/* Live ranges of functions: device and heap objects, VMM handles and their mappings; and the context of each thread. */
+#pragma once
+#include "common.h"
+
+enum role {
+	ROLE_NONE = 0,
+	ROLE_ALLOC = 1,
+	ROLE_FREE = 2,
+	ROLE_REALLOC = 3,          /* args[0] is the old object, the return value the new one */
+	ROLE_CONTEXT_SET = 4,      /* cuCtxSetCurrent(context) */
+	ROLE_CONTEXT_PUSH = 5,
+	ROLE_CONTEXT_POP = 6,
+	ROLE_CONTEXT_CREATE = 7,   /* cuCtxCreate(&context, …): current afterwards */
+	ROLE_CONTEXT_RETAIN = 8,   /* cuDevicePrimaryCtxRetain(&context, device) */
+	ROLE_CONTEXT_DESTROY = 9,
+	ROLE_DEVICE_RESET = 10,    /* cuDevicePrimaryCtxReset, cudaDeviceReset */
+	ROLE_HANDLE_MAP = 11,      /* cuMemMap(addr, size, offset, handle, flags) */
+	ROLE_HANDLE_UNMAP = 12,    /* cuMemUnmap(addr, size) */
+	ROLE_HANDLE_RELEASE = 13,  /* cuMemRelease(handle) */
+	ROLE_HANDLE_RETAIN = 14,   /* cuMemRetainAllocationHandle(&handle, addr) */
+	ROLE_LAUNCH_DRIVER = 15,
+	ROLE_LAUNCH_RUNTIME = 16,
+	ROLE_CALL = 17,            /* recorded as a call, no memory of its own */
+};
+
+static inline u64 current_context(u32 tid)
+{
+	struct thread_contexts *contexts_of = bpf_map_lookup_elem(&contexts, &tid);
+
+	return contexts_of ? contexts_of->current_context : 0;
+}
+
+static inline void send_range_end(struct range_key *key, struct live_range *range, u64 now, u64 call_id, u8 type, u8 cause)
+{
+	struct call_record *record = reserve_call();
+
+	if (!record)
+		return;
+	record->enter_ns = now;
+	record->exit_ns = now;
+	record->id = call_id;
+	record->parent_id = 0;
+	record->addr = key->addr;
+	record->size_bytes = range->size_bytes;
+	record->requested_bytes = range->requested_bytes;
+	record->alloc_ts_ns = range->ts_ns;
+	record->context = range->context;
+	record->caller = range->caller;
+	record->arg0 = range->call_id;
+	record->arg1 = key->space;
+	record->pid = key->pid;
+	record->tid = (u32)bpf_get_current_pid_tgid();
+	record->user_stack = range->user_stack;
+	record->python_stack = range->python_stack;
+	record->result = 0;
+	record->function = range->function;
+	record->cpu = bpf_get_smp_processor_id();
+	record->type = type;
+	record->flags = 0;
+	record->cause = cause;
+	submit_call(record);
+}
+
+static inline void end_range(struct range_key *key, struct live_range *range, u64 now, u64 call_id, u8 cause)
+{
+	send_range_end(key, range, now, call_id, CALL_FREE, cause);
+	bpf_map_delete_elem(&live_ranges, key);
+}
+
+static inline void begin_range(struct range_key *key, struct live_range *range)
+{
+	struct live_range *old = bpf_map_lookup_elem(&live_ranges, key);
+
+	if (old)
+		send_range_end(key, old, range->ts_ns, 0, CALL_FREE, CAUSE_REUSE);
+	if (bpf_map_update_elem(&live_ranges, key, range, BPF_ANY))
+		count(COUNT_LIVE_FULL);
+}
+
+/* VMM: physical memory lives until its handle is released and its last mapping is gone (cuMemRelease).
+ * Follows both and ends every handle that a call leaves without either. */
+static inline void track_handles(struct function_spec *spec, struct call_in_flight *call, u32 tgid, u64 now)
+{
+	struct range_key handle = {};
+	struct range_key mapped = {};
+	struct live_range mapping = {};
+	struct live_range *known;
+	struct live_range *old;
+	u64 addr = call->args[0];
+	u64 end = addr + call->args[1];
+	int i;
+
+	handle.pid = tgid;
+	handle.space = SPACE_HANDLE;
+	mapped.pid = tgid;
+	mapped.space = SPACE_MAPPED;
+	mapped.addr = addr;
+	if (spec->role == ROLE_HANDLE_MAP) {
+		handle.addr = call->args[3];
+		known = bpf_map_lookup_elem(&live_ranges, &handle);
+		if (!known)
+			return;
+		known->references += 1;
+		mapping.ts_ns = now;
+		mapping.size_bytes = call->args[1];
+		mapping.context = handle.addr;
+		if (bpf_map_update_elem(&live_ranges, &mapped, &mapping, BPF_ANY))
+			count(COUNT_LIVE_FULL);
+		return;
+	}
+	if (spec->role == ROLE_HANDLE_RETAIN) {
+		handle.addr = user_u64(call->args[0]);
+		known = bpf_map_lookup_elem(&live_ranges, &handle);
+		if (known)
+			known->references += 1 << 16;
+		return;
+	}
+#pragma clang loop unroll(disable)
+	for (i = 0; i < 64; i++) { /* one cuMemUnmap may end several adjacent mappings; a release ends one handle */
+		handle.addr = addr;
+		if (spec->role == ROLE_HANDLE_UNMAP) {
+			mapped.addr = addr;
+			old = bpf_map_lookup_elem(&live_ranges, &mapped);
+			if (!old || !old->size_bytes)
+				return;
+			handle.addr = old->context;
+			addr += old->size_bytes;
+			bpf_map_delete_elem(&live_ranges, &mapped);
+		}
+		known = bpf_map_lookup_elem(&live_ranges, &handle);
+		if (known) {
+			if (spec->role == ROLE_HANDLE_UNMAP) {
+				if (known->references & 0xffff)
+					known->references -= 1;
+			} else if (known->references >> 16) {
+				known->references -= 1 << 16;
+			} else {
+				known->released = 1;
+			}
+			if (known->released && !known->references)
+				end_range(&handle, known, now, call->id, CAUSE_CALL);
+		}
+		if (spec->role != ROLE_HANDLE_UNMAP || addr >= end)
+			return;
+	}
+}
+
+static inline void track_context(struct function_spec *spec, struct call_in_flight *call, u32 tid)
+{
+	struct thread_contexts fresh = {};
+	struct thread_contexts *of = bpf_map_lookup_elem(&contexts, &tid);
+
+	if (!of) {
+		bpf_map_update_elem(&contexts, &tid, &fresh, BPF_ANY);
+		of = bpf_map_lookup_elem(&contexts, &tid);
+		if (!of)
+			return;
+	}
+	if (spec->role == ROLE_CONTEXT_SET) {
+		of->current_context = call->args[0];
+	} else if (spec->role == ROLE_CONTEXT_PUSH || spec->role == ROLE_CONTEXT_CREATE) {
+		of->below[of->depth & 7 ? (of->depth & 7) - 1 : 0] = of->current_context;
+		if (of->depth < 7)
+			of->depth += 1;
+		of->current_context = spec->role == ROLE_CONTEXT_PUSH ? call->args[0] : user_u64(call->args[0]);
+	} else if (spec->role == ROLE_CONTEXT_POP) {
+		if (of->depth)
+			of->depth -= 1;
+		of->current_context = of->below[of->depth & 7 ? (of->depth & 7) - 1 : 0];
+	}
+}
