@@ -21,7 +21,7 @@ STACK_POLICIES = {"none": 0, "sampled": 1, "all": 2}
 class ProgramConfig:
     """Constants compiled into the programs; each becomes ``CONFIG_<NAME>`` in the C source.
 
-    Sizes of maps bound the recorder's own memory: a live entry takes about 110 bytes, a stack bucket 1 KiB.
+    Sizes of maps bound the recorder's own memory: a live entry takes about 120 bytes, a stack bucket 1 KiB.
     """
 
     scope: int = SCOPE_PROCESSES

@@ -1,7 +1,7 @@
 """The functions of libcuda, libcudart and libc that allocate, free, or change contexts, and what each does.
 
-Signatures follow cuda.h and cuda_runtime_api.h. One table drives the BPF programs (bpf_programs/ranges.bpf.h and sizes.bpf.h): their
-enums are repeated here by number.
+Signatures follow cuda.h and cuda_runtime_api.h. One table drives the BPF programs (bpf_programs/ranges.bpf.h,
+sizes.bpf.h, functions.bpf.h): their enums are repeated here by number.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ _MAX_LINE_TABLE = 1 << 20  # bytes
 _OBJECT_TYPE = 8  # PyObject: ob_type
 _BYTES_SIZE, _BYTES_DATA = 16, 32  # PyBytesObject: ob_size, ob_sval
 _STR_LENGTH, _STR_STATE = 16, 32  # PyASCIIObject
+_GONE, _UNREADABLE = "of a process that was gone", "in memory that could not be read"
 _ENCODINGS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}  # by state.kind
 
 
@@ -40,16 +41,16 @@ class ProcessMemory:
         try:
             self._fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise MemoryGoneError("the process had ended") from error
+            raise MemoryGoneError(_GONE) from error
 
     def read(self, address: int, size: int) -> bytes:
         """Exactly `size` bytes; raises MemoryGoneError."""
         try:
             data = os.pread(self._fd, size, address)
         except (OSError, OverflowError) as error:
-            raise MemoryGoneError("memory of the process cannot be read") from error
+            raise MemoryGoneError(_UNREADABLE) from error
         if len(data) != size:
-            raise MemoryGoneError("the process had ended" if not data else "memory of the process cannot be read")
+            raise MemoryGoneError(_UNREADABLE if data else _GONE)
         return data
 
     def __enter__(self) -> ProcessMemory:

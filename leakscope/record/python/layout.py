@@ -94,7 +94,7 @@ class Interpreter:
     offsets: Offsets
     runtime: int
     code_type: int
-    elf_bias: dict[int, int]  # file offset of an executable segment: address minus file offset
+    biases: tuple[tuple[int, int], ...]  # executable segments: file offset, address minus file offset
 
     @classmethod
     def read(cls, file: Path, path: str) -> Interpreter | None:
@@ -122,12 +122,12 @@ class Interpreter:
             offsets = _OFFSETS[version]
         else:
             offsets = _published_offsets(version, elf.read(runtime, 8 * _DEBUG_WORDS))
-        biases = {s.offset: s.address - s.offset for s in elf.segments if s.executable}
+        biases = tuple((s.offset, s.address - s.offset) for s in elf.segments if s.executable)
         return cls(path, version, offsets, runtime, symbols["PyCode_Type"], biases)
 
     def load_bias(self, start: int, file_offset: int) -> int | None:
         """What to add to addresses of the file in a process that maps `file_offset` executable at `start`."""
-        for offset, distance in self.elf_bias.items():
+        for offset, distance in self.biases:
             if offset & ~0xFFF == file_offset & ~0xFFF:
                 return start - (file_offset + distance)
         return None

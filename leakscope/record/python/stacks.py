@@ -30,7 +30,7 @@ from leakscope.record.side_band import SideBandEvent
 GIVE_UP_AFTER = 16
 """Stacks of an interpreter without one code object in them after which its layout counts as unknown."""
 
-_FREED = "code objects freed before they were read: module bodies, generated code"
+_FREED = "of code that was freed before it was read: module bodies, generated code"
 
 PythonStack = tuple[PythonFrame, ...]
 """Outermost first."""
@@ -56,8 +56,8 @@ class PythonStacks:
         self._note = note
         self._processes: dict[int, _Process] = {}
         self._interpreters: dict[tuple[int, int], Interpreter | None] = {}
-        self._unproven: Counter[str] = Counter()  # by path: stacks without a code object
-        self._proven: set[str] = set()
+        self._unproven: Counter[Interpreter] = Counter()  # stacks without a code object
+        self._proven: set[Interpreter] = set()
         self._ended: list[int] = []
         self.unavailable: Counter[str] = Counter()  # by reason: stacks without names
         self._resolved: dict[int, PythonStack] = {}
@@ -105,10 +105,13 @@ class PythonStacks:
             return
         interpreter = self._interpreter(pid, path)
         bias = interpreter.load_bias(start, file_offset) if interpreter else None
-        if interpreter is None or bias is None or self._unproven[interpreter.path] >= GIVE_UP_AFTER:
+        if interpreter is None or bias is None or self._unproven[interpreter] >= GIVE_UP_AFTER:
             return
         self._processes[pid] = _Process(interpreter, bias, {})
-        self._map.update(pid.to_bytes(4, "little"), interpreter.process_value(bias))
+        try:
+            self._map.update(pid.to_bytes(4, "little"), interpreter.process_value(bias))
+        except OSError:  # the map is full
+            self.unavailable["processes beyond those that can be walked at once"] += 1
 
     def _interpreter(self, pid: int, path: str) -> Interpreter | None:
         """The interpreter in a file as the process sees it, each file read once."""
@@ -143,7 +146,7 @@ class PythonStacks:
     def _resolve(self, record: np.void) -> None:
         process = self._processes.get(int(record["pid"]))
         if process is None:
-            self.unavailable["the process had ended"] += 1
+            self.unavailable["of a process that was gone"] += 1
             return
         frames = record["frames"][: record["depth"]]
         try:
@@ -151,19 +154,19 @@ class PythonStacks:
         except MemoryGoneError as error:
             self.unavailable[str(error)] += 1
         except NoCodeObjectError as error:
-            path = process.interpreter.path
-            if path in self._proven:
+            interpreter = process.interpreter
+            if interpreter in self._proven:
                 self.unavailable[_FREED] += 1
-            else:
-                self.unavailable[str(error)] += 1
-                self._unproven[path] += 1
-                if self._unproven[path] == GIVE_UP_AFTER:
-                    self._give_up(process.interpreter, str(error))
+                return
+            self.unavailable[str(error)] += 1
+            self._unproven[interpreter] += 1
+            if self._unproven[interpreter] == GIVE_UP_AFTER:
+                self._give_up(interpreter, str(error))
 
     def _give_up(self, interpreter: Interpreter, reason: str) -> None:
         version = ".".join(map(str, interpreter.version))
         self._not_available(interpreter.path, f"{reason}, so its layout is not that of CPython {version}")
-        for pid in [p for p, process in self._processes.items() if process.interpreter is interpreter]:
+        for pid in [p for p, process in self._processes.items() if process.interpreter == interpreter]:
             del self._processes[pid]
             self._map.delete(pid.to_bytes(4, "little"))
 
@@ -185,4 +188,4 @@ class PythonStacks:
         known = process.codes.get(address)
         if known is None or known.identity != identity:
             process.codes[address] = read_code(memory, identity, process.interpreter)
-            self._proven.add(process.interpreter.path)
+            self._proven.add(process.interpreter)
