@@ -57,7 +57,6 @@ def _sink(attached: probes.Probes, output: Path) -> Iterator[Sink]:
         interner=interner,
         calls=Calls(columns, interner, attached.programs.map("live_ranges"), exits),
         objects=KernelObjects(columns, sites, interner, exits),
-        on_map=lambda event: None,
     )
     try:
         yield sink

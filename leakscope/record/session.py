@@ -131,7 +131,6 @@ class Session:
             interner=self._interner,
             calls=calls,
             objects=KernelObjects(columns, self._sites, self._interner, self.exits),
-            on_map=self._on_map,
         )
         self._attach(members)
         self._sample_requested = threading.Event()
@@ -181,7 +180,7 @@ class Session:
         tracepoints.attach_raw(self._programs, self._attachments, available)
 
     def _on_map(self, event: SideBandEvent) -> None:
-        """A library appeared in a process of the recording while it runs: attach to it."""
+        """A library was mapped while the recording runs: attach to it, whoever mapped it (probes are by file)."""
         if self._functions.wants(event.text):
             for path in (f"/proc/{event.pid}/root{event.text}", event.text):
                 if Path(path).exists():
@@ -199,6 +198,9 @@ class Session:
         side_band = self._side_band.read()
         # Before its stacks: a process is known by its mapping. After all events: a stack is sent before what names it.
         self._python.follow(side_band)
+        for event in side_band:
+            if event.kind == "map":
+                self._on_map(event)
         self._python.resolve(self._python_ring.read())
         self.read_events += len(objects) + len(calls)
         with self._lock:

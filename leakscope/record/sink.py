@@ -10,7 +10,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,7 +53,6 @@ class Sink:
         interner: Interner,
         calls: Calls,
         objects: KernelObjects,
-        on_map: Callable[[SideBandEvent], None],
     ) -> None:
         self._writer = writer
         self._spaces = spaces
@@ -62,7 +60,6 @@ class Sink:
         self._interner = interner
         self._calls = calls
         self._objects = objects
-        self._on_map = on_map
         self._queue: queue.Queue[Batch | None] = queue.Queue(maxsize=8)
         self._ended: dict[int, int] = {}
         self._manifest_saved_ns = 0
@@ -109,7 +106,6 @@ class Sink:
                 self._spaces.map(
                     event.pid, event.ts_ns, event.start, event.end, event.file_offset, event.text, event.build_id
                 )
-                self._on_map(event)
             elif event.kind == "exec":
                 self._spaces.start(event.pid, event.ts_ns)
                 self._processes.named(event.pid, event.text)
