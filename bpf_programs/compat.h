@@ -44,12 +44,16 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define REG_SP(ctx) ((ctx)->sp)
 #define REG_SP_OFFSET (31 * 8)
 #define REG_SYSCALL_OFFSET -1
+/* Where a system call's arguments still stand at its exit; the first one moved to orig_x0, behind user_pt_regs. */
+#define REG_SYSCALL_ARG_OFFSET(n) ((n) ? (n) * 8 : 34 * 8)
 #else
 #define REG_ARGS 6
 #define REG_RETURN(ctx) ((ctx)->ax)
 #define REG_SP(ctx) ((ctx)->sp)
 #define REG_SP_OFFSET (19 * 8)
 #define REG_SYSCALL_OFFSET (15 * 8)
+/* Where a system call's arguments still stand at its exit: rdi, rsi, rdx, r10, r8. */
+#define REG_SYSCALL_ARG_OFFSET(n) (((n) == 0 ? 14 : (n) == 1 ? 13 : (n) == 2 ? 12 : (n) == 3 ? 7 : 9) * 8)
 #endif
 
 /* A field of a classic tracepoint at an offset that the loader read from the format file. */

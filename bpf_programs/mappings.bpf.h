@@ -6,23 +6,32 @@
 
 #define MAP_FIXED_FLAG 0x10
 
-static inline int map_enter(void *ctx, u32 call)
+static inline void map_stacks(void *ctx, struct map_call_in_flight *in)
 {
-	struct map_call_in_flight in_flight = {};
-	u32 tid = (u32)bpf_get_current_pid_tgid();
+	in->user_stack = user_stack_id(ctx);
+	if (in->user_stack >= 0)
+		in->caller = word_at_syscall_sp();
+	in->python_stack = python_stack();
+}
 
-	if (!in_scope(current_tgid()))
-		return 0;
-	in_flight.enter_ns = bpf_ktime_get_ns();
-	in_flight.call = call;
-	TRACEPOINT_FIELD(in_flight.args, ctx, SYSCALL_ARG_OFFSET(0));
-	in_flight.user_stack = user_stack_id(ctx);
-	if (in_flight.user_stack >= 0)
-		in_flight.caller = word_at_syscall_sp();
-	in_flight.python_stack = python_stack();
-	if (bpf_map_update_elem(&map_calls_in_flight, &tid, &in_flight, BPF_ANY))
-		count(COUNT_CALL_MAP_FULL);
-	return 0;
+static inline u64 syscall_argument(char *regs, int offset)
+{
+	u64 value = 0;
+
+	bpf_probe_read_kernel(&value, sizeof(value), regs + offset);
+	return value;
+}
+
+/* mmap, brk and madvise are read at their exit alone, where their arguments still stand in the registers. */
+static inline void arguments_at_exit(struct map_call_in_flight *in)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	char *regs = (char *)bpf_task_pt_regs(task);
+
+	in->args[0] = syscall_argument(regs, REG_SYSCALL_ARG_OFFSET(0));
+	in->args[1] = syscall_argument(regs, REG_SYSCALL_ARG_OFFSET(1));
+	in->args[2] = syscall_argument(regs, REG_SYSCALL_ARG_OFFSET(2));
+	in->args[3] = syscall_argument(regs, REG_SYSCALL_ARG_OFFSET(3));
 }
 
 static inline void send_map_call(struct map_call_in_flight *in, struct call_record *values)
@@ -130,8 +139,9 @@ static inline int map_exit(void *ctx)
 	u32 tid = (u32)bpf_get_current_pid_tgid();
 	u32 tgid = current_tgid();
 	u32 of_heap = 0;
+	u32 number = 0; /* an int; the four bytes behind it are not cleared */
 	s64 returned = 0;
-	u64 before;
+	u64 before = 0;
 	u64 *known_break;
 	u64 old_addr = 0;
 	u64 old_size = 0;    /* not 0: this range ends */
@@ -140,14 +150,33 @@ static inline int map_exit(void *ctx)
 	int ended = 0;
 	int failed;
 
-	in_flight = bpf_map_lookup_elem(&map_calls_in_flight, &tid);
-	if (!in_flight)
+	if (!in_scope(tgid))
 		return 0;
-	in = *in_flight;
-	bpf_map_delete_elem(&map_calls_in_flight, &tid);
+	TRACEPOINT_FIELD(number, ctx, SYSCALL_NUMBER_OFFSET);
 	TRACEPOINT_FIELD(returned, ctx, SYSCALL_RETURN_OFFSET);
 	failed = returned < 0 && returned > -4096;
 	values.exit_ns = bpf_ktime_get_ns();
+	if (number == CONFIG_NR_MUNMAP || number == CONFIG_NR_MREMAP) {
+		in_flight = bpf_map_lookup_elem(&map_calls_in_flight, &tid);
+		if (!in_flight)
+			return 0;
+		in = *in_flight;
+		bpf_map_delete_elem(&map_calls_in_flight, &tid);
+	} else {
+		in.call = number == CONFIG_NR_MMAP ? MAP_MMAP : number == CONFIG_NR_BRK ? MAP_BRK : MAP_MADVISE;
+		in.enter_ns = values.exit_ns;
+		if (in.call == MAP_BRK) { /* most only ask where the break is */
+			known_break = bpf_map_lookup_elem(&breaks, &tgid);
+			before = known_break ? *known_break : 0;
+			if (before == (u64)returned)
+				return 0;
+			bpf_map_update_elem(&breaks, &tgid, &returned, BPF_ANY);
+			if (!before)
+				return 0;
+		}
+		arguments_at_exit(&in);
+		map_stacks(ctx, &in);
+	}
 	values.result = failed ? (s32)returned : 0;
 	enclosing = bpf_map_lookup_elem(&thread_calls, &tid);
 	if (enclosing && enclosing->id && (enclosing->owner & OWNER_HEAP)) {
@@ -178,11 +207,6 @@ static inline int map_exit(void *ctx)
 		old_size = values.arg1;
 		begins = 1;
 	} else if (in.call == MAP_BRK) { /* (new break): returns the break that holds now */
-		known_break = bpf_map_lookup_elem(&breaks, &tgid);
-		before = known_break ? *known_break : 0;
-		bpf_map_update_elem(&breaks, &tgid, &returned, BPF_ANY);
-		if (!before || before == (u64)returned)
-			return 0;
 		values.addr = before;
 		values.arg0 = returned;
 	} else { /* madvise(addr, length, advice) */
@@ -219,17 +243,27 @@ static inline int map_exit(void *ctx)
 	return 0;
 }
 
-/* One program for all five: the number of the system call stands in the tracepoint (struct trace_event_raw_sys_enter). */
-PROGRAM("tracepoint/syscalls/sys_enter_mmap")
+/* munmap and mremap are entered too: what another thread maps at the address before they return is not theirs to end. */
+PROGRAM("tracepoint/syscalls/sys_enter_munmap")
 int on_enter_map_call(void *ctx)
 {
-	u32 number = 0; /* an int; the four bytes behind it are not cleared */
+	struct map_call_in_flight in = {};
+	u32 tid = (u32)bpf_get_current_pid_tgid();
+	u32 number = 0;
 
+	if (!in_scope(current_tgid()))
+		return 0;
 	TRACEPOINT_FIELD(number, ctx, SYSCALL_NUMBER_OFFSET);
-	return map_enter(ctx, number == CONFIG_NR_MMAP ? MAP_MMAP : number == CONFIG_NR_MUNMAP ? MAP_MUNMAP :
-			 number == CONFIG_NR_MREMAP ? MAP_MREMAP : number == CONFIG_NR_BRK ? MAP_BRK : MAP_MADVISE);
+	in.enter_ns = bpf_ktime_get_ns();
+	in.call = number == CONFIG_NR_MUNMAP ? MAP_MUNMAP : MAP_MREMAP;
+	TRACEPOINT_FIELD(in.args, ctx, SYSCALL_ARG_OFFSET(0));
+	map_stacks(ctx, &in);
+	if (bpf_map_update_elem(&map_calls_in_flight, &tid, &in, BPF_ANY))
+		count(COUNT_CALL_MAP_FULL);
+	return 0;
 }
 
+/* One program for all five: the number of the system call stands in the tracepoint (struct trace_event_raw_sys_exit). */
 PROGRAM("tracepoint/syscalls/sys_exit_mmap")
 int on_exit_map_call(void *ctx)
 {

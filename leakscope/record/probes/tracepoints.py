@@ -32,8 +32,8 @@ PROCESS_LIVES = {
 
 MAP_CALLS = {
     ("syscalls", f"sys_{when}_{call}"): f"on_{when}_map_call"
-    for when in ("exit", "enter")
-    for call in ("mmap", "munmap", "mremap", "brk", "madvise")
+    for when, calls in (("exit", ("mmap", "munmap", "mremap", "brk", "madvise")), ("enter", ("munmap", "mremap")))
+    for call in calls
 }
 
 CLOSING_THREADS = 32
