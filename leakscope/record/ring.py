@@ -15,6 +15,14 @@ _DISCARDED = 1 << 30
 _HEADER_BYTES = 8
 
 
+def joined(batches: list[np.ndarray]) -> np.ndarray:
+    """Structured arrays of one dtype as one. As words where that is possible: structured rows copy field by field."""
+    dtype = batches[0].dtype
+    if dtype.itemsize % 8:
+        return np.concatenate(batches)
+    return np.concatenate([batch.view(np.uint64) for batch in batches]).view(dtype)
+
+
 class Ring:
     """A ring whose records all have the size of `dtype`; records of another size land in `other`.
 
@@ -55,7 +63,7 @@ class Ring:
             total += len(batch)
         if len(batches) == 1:
             return batches[0]
-        return np.concatenate(batches) if batches else np.empty(0, self.dtype)
+        return joined(batches) if batches else np.empty(0, self.dtype)
 
     def _read_batch(self) -> np.ndarray | None:
         """One run of records, an empty array after progress without records, or None when nothing is ready."""
@@ -70,12 +78,21 @@ class Ring:
             # A busy or odd record ends the run: look less far next time, so that it is not re-read for each.
             self._window = min(self._window * 2, 65536) if run == possible else max(128, 2 * run)
             if run:
-                records = np.ndarray((run,), self.dtype, self._data, offset + _HEADER_BYTES, (self._stride,))
+                records = self._copy(run, offset + _HEADER_BYTES)
                 discarded = (headers[:run] & _DISCARDED) != 0
-                records = records[~discarded] if discarded.any() else records.copy()
+                if discarded.any():
+                    records = records[~discarded]
                 self._consumer[0] = consumed + run * self._stride
                 return records
         return self._read_single(consumed, produced, offset)
+
+    def _copy(self, run: int, offset: int) -> np.ndarray:
+        """`run` records from `offset` on. As words where that is possible: structured rows copy field by field."""
+        size = self.dtype.itemsize
+        if size % 8:
+            return np.ndarray((run,), self.dtype, self._data, offset, (self._stride,)).copy()
+        words = np.ndarray((run, size // 8), np.uint64, self._data, offset, (self._stride, 8))
+        return words.copy().reshape(-1).view(self.dtype)
 
     def _read_single(self, consumed: int, produced: int, offset: int) -> np.ndarray | None:
         if produced <= consumed:
