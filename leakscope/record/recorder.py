@@ -26,7 +26,7 @@ from leakscope.record.options import Progress, RecordOptions, Summary
 from leakscope.record.processes import process_exists
 from leakscope.record.session import SOURCE_ID, Session
 
-DRAIN_INTERVAL_S = 0.01
+DRAIN_INTERVAL_S = 0.02
 LINGER_S = 0.4
 """How long frees are awaited after the last target's exit began: RCU and work queues finish after it."""
 LOCK_PATH = Path("/run/leakscope.lock")
