@@ -39,7 +39,7 @@ def main() -> int:
     """0 when every planted leak was found with its exact bytes and nothing healthy was called a leak."""
     CAPTURE.parent.mkdir(exist_ok=True)
     capture = str(CAPTURE.relative_to(ROOT))
-    service = [str(SERVICE.relative_to(ROOT)), "--count", "2000", "--pause-us", "4000"]
+    service = [str(SERVICE.relative_to(ROOT)), "--count", "1000", "--pause-us", "8000"]
     truth = json.loads(run(LEAKSCOPE, "record", "--force", "-o", capture, "--", *service))
     print(run(LEAKSCOPE, "attribute", capture))
     report = json.loads(run(LEAKSCOPE, "attribute", "--json", capture))
