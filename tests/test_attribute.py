@@ -370,3 +370,17 @@ def test_page_tables_of_a_leaked_map_follow_from_it_whoever_touched_it(tmp_path:
     report = report_of(capture, tmp_path)
     assert frames(report) == [("host", "map_it")]
     assert report.verdict.consequences == (site_of(report, "touch_it").id,)
+
+
+def test_own_stacks_speak_for_a_pool_without_a_sampled_survivor(tmp_path: Path) -> None:
+    # given 30 leaks that took their own stack, 60 without one, and no survivor that was drawn at random
+    capture = SyntheticCapture(10)
+    capture.process()
+    kernel = ("k:__x64_sys_msgget", "k:newque")
+    capture.leak(30, 100, user=("main", "forget"), kernel=kernel, **FILP)
+    capture.leak(60, 100, kernel=kernel, weight=0, **FILP)
+    # when it is attributed, then all 90 are kept at the function that is known, and no site is named by the kernel
+    report = report_of(capture, tmp_path)
+    site = site_of(report, "forget")
+    assert (site.live_objects, site.live_bytes, site.stack_sampled) == (90, 9000, True)
+    assert frames(report) == [("kernel", "forget")]

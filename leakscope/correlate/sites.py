@@ -61,15 +61,16 @@ def holdings(con: duckdb.DuckDBPyConnection, series: pd.DataFrame, lives: pd.Dat
     names = {name: folded_cache(name) for name in series["slab_cache"].unique()}
     series["slab_cache"] = series["slab_cache"].map(names)
     pooled = (series["weight"] == 0).to_numpy()
+    series["speaks_for"] = _speaks_for(series)
     own, pools = _own_rows(series[~pooled]), _pools(series[pooled])
     own_table, given = _apportion(own.table, pools.table)
     leftover = pools.table[~given].assign(sampled=True, standard_error_bytes=0.0, own_objects=0)
     table = pd.concat([own_table, leftover], ignore_index=True)
     table["holding"] = np.arange(len(table))
     table["site"] = table.groupby(SITE_KEY, sort=True).ngroup()
-    # What each series adds to which holding's curve. The rest of a call site follows its sampled survivors: each
-    # speaks for w - 1 others, scaled so that the end of the curve is the apportioned figure.
-    others = series.loc[~pooled, "weight"].to_numpy(np.float64) - 1.0
+    # What each series adds to which holding's curve. The rest of a call site follows its sampled survivors, scaled so
+    # that the end of the curve is the apportioned figure.
+    others = series.loc[~pooled, "speaks_for"].to_numpy(np.float64)
     row_of_pool = np.where(given, -1, len(own_table) + np.cumsum(~given) - 1)
     terms = pd.DataFrame(
         {
@@ -82,6 +83,25 @@ def holdings(con: duckdb.DuckDBPyConnection, series: pd.DataFrame, lives: pd.Dat
         }
     )
     return _with_curves(con, table, terms, series, lives)
+
+
+def _speaks_for(series: pd.DataFrame) -> npt.NDArray[np.float64]:
+    """How many allocations without a stack one of each series speaks for: w - 1, the Horvitz-Thompson weight.
+
+    Where a call site keeps objects without a stack but no sampled one survived, those that took their own stack while
+    it was slow speak for them in equal parts: the best that is known, though they were not drawn at random.
+    """
+    weight = series["weight"].to_numpy(np.float64)
+    live = series["live_bytes"].to_numpy(np.float64)
+    key = [series[column] for column in POOL_KEY]
+
+    def of_call_site(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return pd.Series(values, series.index).groupby(key).transform("sum").to_numpy(np.float64)
+
+    drawn = np.maximum(0.0, weight - 1.0)
+    nobody = (of_call_site(drawn * live) == 0) & (of_call_site(np.where(weight == 0, live, 0.0)) > 0)
+    speaks: npt.NDArray[np.float64] = np.where(nobody & (weight > 0), 1.0, drawn)
+    return speaks
 
 
 def _ratio(own: pd.DataFrame, unit: str) -> npt.NDArray[np.float64]:
@@ -136,7 +156,7 @@ def _merge(rows: pd.DataFrame, key: list[str], extra: list[str]) -> _Merged:
 
 def _own_rows(rows: pd.DataFrame) -> _Merged:
     """Rows with a stack of their own, merged over weights; with the masses that speak for the others."""
-    others = rows["weight"].to_numpy(np.float64) - 1.0
+    others = rows["speaks_for"].to_numpy(np.float64)
     rows = rows.assign(
         live_mass=others * rows["live_bytes"],
         live_object_mass=others * rows["live_objects"],

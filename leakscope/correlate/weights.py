@@ -3,8 +3,8 @@
 A hot call site gives its own stack to one allocation in N (its row has weight N) and none to the others
 (weight 0). Each sampled survivor thus speaks for N - 1 others, the Horvitz-Thompson weight of what was not
 sampled: live bytes of the pool are shared by the (w - 1)-weighted live bytes of the stacks, what has ended
-by their (w - 1)-weighted ended bytes; allocated is the sum of both. A pool that keeps bytes but has no
-sampled survivor stays a site of its own.
+by their (w - 1)-weighted ended bytes; allocated is the sum of both. Without a sampled survivor, those that took
+their own stack while the call site was slow (weight 1) speak for the pool; without any, it stays a site of its own.
 """
 
 from __future__ import annotations
