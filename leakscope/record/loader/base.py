@@ -28,14 +28,14 @@ class ProgramConfig:
     cgroup_id: int = 0
     cgroup_level: int = 0
     stacks: str = "sampled"
-    # Stacks that a site may take on a CPU: one each 2^21 ns (477/s) with bursts of 256; all sites together one each
+    # Stacks that a site may take on a CPU: one each 2^20 ns (954/s) with bursts of 256; all sites together one each
     # 2^16 ns (15,259/s, some 4 % of a CPU) with bursts of 4,096. While the latter is used up each costs a site 32.
-    site_stack_every_shift: int = 21
+    site_stack_every_shift: int = 20
     site_stack_burst: int = 256
     cpu_stack_every_shift: int = 16
     cpu_stack_burst: int = 4096
     scarce_cost: int = 32
-    sample_one_in: int = 256  # power of two
+    sample_one_in: int = 64  # power of two
     mem_ring_bytes: int = 64 << 20
     call_ring_bytes: int = 8 << 20
     live_entries: int = 1 << 20
