@@ -38,8 +38,6 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #endif
 
 #if defined(__aarch64__) || defined(__TARGET_ARCH_arm64)
-#define REG_ARG(ctx, n) ((ctx)->regs[n])
-#define REG_ARGS 8
 #define REG_RETURN(ctx) ((ctx)->regs[0])
 #define REG_SP(ctx) ((ctx)->sp)
 #define REG_SP_OFFSET (31 * 8)
@@ -47,7 +45,6 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 /* Where a system call's arguments still stand at its exit; the first one moved to orig_x0, behind user_pt_regs. */
 #define REG_SYSCALL_ARG_OFFSET(n) ((n) ? (n) * 8 : 34 * 8)
 #else
-#define REG_ARGS 6
 #define REG_RETURN(ctx) ((ctx)->ax)
 #define REG_SP(ctx) ((ctx)->sp)
 #define REG_SP_OFFSET (19 * 8)

@@ -22,6 +22,8 @@ from capture_rows import manifest, rows, small_capture
 
 from leakscope.capture import CaptureWriter
 from leakscope.cli.main import main
+from tests.synthetic import SyntheticCapture
+from tests.test_attribute import MAP
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -241,6 +243,8 @@ class NotInstalled:
 
 sys.meta_path.insert(0, NotInstalled())
 from leakscope.cli.main import main
+from tests.synthetic import SyntheticCapture
+from tests.test_attribute import MAP
 sys.exit(main())
 """
 
@@ -258,7 +262,7 @@ def interpreter_of_nobody() -> str:
 
 
 def test_reading_needs_neither_root_nor_bcc() -> None:
-    """query, pack and unpack as ``nobody``, where importing bcc or pynvml fails."""
+    """attribute, query, pack and unpack as ``nobody``, where importing bcc or pynvml fails."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become nobody")
     python = interpreter_of_nobody()
@@ -290,4 +294,11 @@ def test_reading_needs_neither_root_nor_bcc() -> None:
         assert as_nobody("query", "a.lscope.tar", sql, "--json") == '[\n{"bytes": 308}\n]\n'
         assert as_nobody("unpack", "a.lscope.tar") == "a.lscope\n"
         assert as_nobody("query", "a.lscope", sql, "--json") == '[\n{"bytes": 308}\n]\n'
+        # and a leak is attributed to the byte
+        leak = SyntheticCapture(10)
+        leak.process()
+        leak.leak(100, 256, user=("main", "forget"), **MAP)
+        report = json.loads(as_nobody("attribute", leak.write(Path(folder) / "leak.lscope"), "--json"))
+        assert (report["verdict"]["verdict"], report["verdict"]["culprit"]["frame"]) == ("leak", "forget")
+        assert [(site["live_objects"], site["live_bytes"]) for site in report["sites"]] == [(100, 25600)]
         assert (own / "a.lscope").stat().st_uid == 65534

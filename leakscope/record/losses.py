@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pyarrow as pa
 
+from leakscope.model.recording import Loss
 from leakscope.model.tables import LOSSES
 from leakscope.record.kernel.bpf import Map, program_facts
 from leakscope.record.records import COUNTERS
-
-
-@dataclass(frozen=True)
-class Loss:
-    """One row of `losses`."""
-
-    probe: str
-    what: str
-    count: int
-    detail: str = ""
-
 
 _COUNTED = {
     "mem_dropped": ("mem_ring", "ring_drop", "kernel object and page events lost to a full ring"),

@@ -1,11 +1,9 @@
-"""What a recording is asked to do, and what it tells while it runs and at the end."""
+"""What a recording is asked to do."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from leakscope.record.losses import Loss
 
 
 @dataclass
@@ -32,30 +30,3 @@ class RecordOptions:
     def everyone(self) -> bool:
         """Whether the whole host is recorded."""
         return not (self.pids or self.cgroup or self.command)
-
-
-@dataclass
-class Progress:
-    """What the status line shows."""
-
-    elapsed_s: float
-    events: int
-    events_per_s: float
-    live_bytes: dict[str, int]
-    dropped: int
-    ring_fill: float
-
-
-@dataclass
-class Summary:
-    """What a recording ended with. `ended_by`: target, duration, signal, or error."""
-
-    output: Path
-    ended_by: str
-    seconds: float
-    rows: dict[str, int]
-    live_bytes: dict[str, int]
-    losses: list[Loss]
-    exit_status: int | None
-    warnings: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)

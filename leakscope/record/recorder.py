@@ -20,9 +20,10 @@ from leakscope.capture import CaptureWriter
 from leakscope.capture.place import aside_of, put_in_place, refuse_existing
 from leakscope.errors import BadInputError, OutputIncompleteError
 from leakscope.model.manifest import Manifest, Source
+from leakscope.model.recording import Progress, Summary
 from leakscope.record import scope
 from leakscope.record.child import Command
-from leakscope.record.options import Progress, RecordOptions, Summary
+from leakscope.record.options import RecordOptions
 from leakscope.record.processes import process_exists
 from leakscope.record.session import SOURCE_ID, Session
 

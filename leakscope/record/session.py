@@ -15,6 +15,7 @@ import pyarrow as pa
 from leakscope.capture import CaptureWriter
 from leakscope.errors import BadInputError, OutputIncompleteError
 from leakscope.model.manifest import Source
+from leakscope.model.recording import Loss, Progress
 from leakscope.model.tables import MODULES, SAMPLES
 from leakscope.record import records, scope
 from leakscope.record.child import Command
@@ -27,8 +28,8 @@ from leakscope.record.kernel.btf import KernelTypes
 from leakscope.record.kernel.objects import SlabCacheOfAddress
 from leakscope.record.loader import ProgramConfig, load
 from leakscope.record.loader.base import SCOPE_PROCESSES
-from leakscope.record.losses import Counters, Loss, losses_table, recursion_losses
-from leakscope.record.options import Progress, RecordOptions
+from leakscope.record.losses import Counters, losses_table, recursion_losses
+from leakscope.record.options import RecordOptions
 from leakscope.record.probes import tracepoints
 from leakscope.record.probes.libraries import FunctionProbes, libraries_before_start, mapped_libraries
 from leakscope.record.processes import Processes, process_exists
@@ -86,7 +87,7 @@ class Session:
         for pid in [*self._roots, *members]:
             self._add_member(pid, "root")
 
-        types = KernelTypes()
+        types = self._types = KernelTypes()
         kernel = KernelSymbols()
         if not kernel.available:
             self.warnings.append("kernel addresses are hidden (kptr_restrict), so kernel functions have no names")
@@ -174,10 +175,12 @@ class Session:
             for path in mapped_libraries(pid):
                 if self._functions.wants(path):
                     self._functions.attach(path)
-        available = tracepoints.KERNEL_OBJECTS
+        # Kernels from 6.1 on lack the variants for NUMA nodes, which would only be told as failures there.
+        variants = tracepoints.OLD_NODE_VARIANTS.items()
+        present = {name: program for name, program in variants if self._types.raw_tracepoint_arguments(name)}
         tracepoints.attach_classic(self._programs, self._attachments, tracepoints.PROCESS_LIVES)
         tracepoints.attach_classic(self._programs, self._attachments, tracepoints.MAP_CALLS)
-        tracepoints.attach_raw(self._programs, self._attachments, available)
+        tracepoints.attach_raw(self._programs, self._attachments, tracepoints.KERNEL_OBJECTS | present)
 
     def _on_map(self, event: SideBandEvent) -> None:
         """A library was mapped while the recording runs: attach to it, whoever mapped it (probes are by file)."""

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from leakscope.record.recorder import Progress, Summary
+    from leakscope.model.recording import Progress, Summary
 
 _QUIET_LOSSES = frozenset({"page_user_not_streamed", "address_only_free", "symbol_unresolved"})
 """Losses that are limits of the method rather than of this recording: counted, told in one line."""
