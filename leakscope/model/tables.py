@@ -37,6 +37,7 @@ MEM_EVENTS = pa.schema(
         ("call_id", pa.int64()),  # enclosing or own row of `calls`; 0 = none
         ("result", pa.int32()),  # 0; 1 in a free of only a part of a mapping, which lives on
         ("alloc_ts_ns", pa.int64()),  # for a free, the time of its allocation; 0 when it was never seen
+        ("mark_id", pa.int64()),  # innermost range of `marks` open on the thread at the allocation; 0 = none, unknown
     ]
 )
 
@@ -106,17 +107,84 @@ LAUNCHES = pa.schema(
         ("stream", pa.uint64()),
         ("result", pa.int32()),
         ("user_stack", pa.int32()),
+        ("context", pa.uint64()),  # CUcontext current on the thread, 0 = unknown
+        ("kernel", pa.string()),  # name of the kernel, '' where only its handle is known
+        ("mark_id", pa.int64()),  # innermost range of `marks` open on the thread; 0 = none, unknown
+    ]
+)
+LAUNCH_ARGUMENTS = pa.schema(
+    [
+        ("source_id", pa.int16()),
+        ("launch_id", pa.int64()),
+        ("ts_ns", pa.int64()),  # of the launch
+        ("pid", pa.int32()),
+        ("position", pa.int16()),  # of the parameter, from 0
+        ("value", pa.uint64()),  # a pointer-sized argument: touches the live device range that it falls into
+        ("approximate", pa.int8()),  # 1: the kernel's own parameter list was not to be had: a word that may be no argument
     ]
 )
 MARKS = pa.schema(
     [
         ("source_id", pa.int16()),
+        ("id", pa.int64()),
+        ("parent_id", pa.int64()),  # enclosing range of the same thread and domain; 0 = outermost
         ("pid", pa.int32()),
         ("tid", pa.int32()),
         ("start_ns", pa.int64()),
         ("end_ns", pa.int64()),
         ("domain", TEXT),
         ("name", pa.string()),
+    ]
+)
+KERNEL_PROFILES = pa.schema(
+    [
+        ("source_id", pa.int16()),
+        ("id", pa.int64()),  # from 1, in the order of the report: the order in which the kernels were launched
+        ("pid", pa.int32()),  # of the PID namespace that the profiler ran in; 0 = the file does not say
+        ("tid", pa.int32()),
+        ("api_call_id", pa.int64()),  # CUDA API calls of the process up to the launch; 0 = the file does not say
+        ("created_s", pa.int64()),  # when the result was complete: local wall-clock seconds written as if UTC; 0 = none
+        ("device", pa.int32()),
+        ("context", pa.int64()),  # the profiler's ids inside the process, no handles
+        ("stream", pa.int64()),
+        ("kernel", pa.string()),  # demangled name
+        ("mangled", pa.string()),
+        ("grid", pa.list_(pa.int32())),
+        ("block", pa.list_(pa.int32())),
+        ("ranges", pa.list_(pa.string())),  # NVTX ranges open at the launch, outermost first
+        ("user_stack", pa.int32()),
+        ("python_stack", pa.int32()),
+        ("writable_bytes", pa.float64()),  # profiler__replayer_bytes_mem_accessible; NaN = the file does not say
+    ]
+)
+KERNEL_METRICS = pa.schema(
+    [
+        ("source_id", pa.int16()),
+        ("profile_id", pa.int64()),
+        ("section", TEXT),
+        ("metric", TEXT),
+        ("unit", TEXT),
+        ("value", pa.float64()),  # NaN where `text` says more: n/a is never 0
+        ("text", pa.string()),
+    ]
+)
+SEGMENTS = pa.schema(
+    [
+        ("source_id", pa.int16()),
+        ("ts_ns", pa.int64()),  # of the snapshot, 0 = unknown
+        ("pid", pa.int32()),
+        ("device", pa.int32()),
+        ("segment_addr", pa.uint64()),
+        ("segment_bytes", pa.int64()),
+        ("segment_type", TEXT),  # small, large, expandable…
+        ("pool", TEXT),
+        ("stream", pa.uint64()),
+        ("addr", pa.uint64()),  # of a block of the segment
+        ("size_bytes", pa.int64()),
+        ("requested_bytes", pa.int64()),
+        ("state", TEXT),  # active_allocated, active_awaiting_free, inactive
+        ("user_stack", pa.int32()),
+        ("python_stack", pa.int32()),
     ]
 )
 PROCESSES = pa.schema(
@@ -162,12 +230,16 @@ TABLES: dict[str, pa.Schema] = {
     "samples": SAMPLES,
     "census": CENSUS,
     "launches": LAUNCHES,
+    "launch_arguments": LAUNCH_ARGUMENTS,
     "marks": MARKS,
+    "kernel_profiles": KERNEL_PROFILES,
+    "kernel_metrics": KERNEL_METRICS,
+    "segments": SEGMENTS,
     "processes": PROCESSES,
     "modules": MODULES,
     "losses": LOSSES,
 }
-"""Every table of a capture by name. `kernel_profiles`, `cache_events` and `segments` join with their importers."""
+"""Every table of a capture by name. `cache_events` joins with its importers."""
 
 SCHEMA_VERSION = 1
 MAX_PART_ROWS = 200_000

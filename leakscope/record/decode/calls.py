@@ -257,6 +257,9 @@ class Calls:
                 arrays.append(self._call_apis.array(launched["function"]))
             elif f.name in triples:
                 arrays.append(pa.ListArray.from_arrays(pa.array(offsets), pa.array(triples[f.name].reshape(-1))))
-            else:
+            elif f.name in plain:
                 arrays.append(pa.array(np.ascontiguousarray(plain[f.name]).astype(f.type.to_pandas_dtype())))
+            else:
+                empty = pa.scalar("" if f.type == pa.string() else 0, f.type)
+                arrays.append(pa.repeat(empty, len(launched)))
         return pa.Table.from_arrays(arrays, schema=LAUNCHES)
