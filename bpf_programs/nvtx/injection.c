@@ -29,13 +29,9 @@ enum {
  * range's, unique in the process; `outer` the innermost range open on the thread before it, `innermost` the one after
  * a pop (0: none). */
 
-#if defined(__x86_64__)
-#define ENTRY "nop" /* one that the kernel steps over by itself instead of single-stepping it */
-#else
-#define ENTRY "nop"
-#endif
 #define PROBE __attribute__((noipa, used, visibility("default"))) void
-#define CARRIES(...) __asm__ volatile(ENTRY : : __VA_ARGS__ : "memory")
+/* A nop first: the kernel skips it, where it would have to single-step most instructions. */
+#define CARRIES(...) __asm__ volatile("nop" : : __VA_ARGS__ : "memory")
 
 PROBE leakscope_nvtx_push(const char *name, size_t bytes, const char *domain, uint32_t number, uint32_t outer)
 {

@@ -45,8 +45,8 @@ def record(
         bool,
         typer.Option(
             "--nvtx/--no-nvtx",
-            help="Record NVTX ranges of a command (sets NVTX_INJECTION64_PATH for it) and of processes that were started "
-            "with it: about 3 µs a range, nothing without ranges.",
+            help="Record NVTX ranges of a command, for which this sets NVTX_INJECTION64_PATH, and of processes that "
+            "were started with it. Costs about 3 µs a range.",
         ),
     ] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace the capture that is there.")] = False,

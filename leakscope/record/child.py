@@ -15,7 +15,10 @@ class Command:
     """A child process that waits for :meth:`release` before it runs its command. Streams pass through."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        """Fork; `environment` is the command's, by default the recorder's. Raises BadInputError when there is no such program. Call before starting threads."""
+        """Fork; call before starting threads. `environment` is the command's, by default the recorder's.
+
+        Raises BadInputError when there is no such program.
+        """
         self.arguments = list(arguments)
         self._environment = dict(os.environ if environment is None else environment)
         program = shutil.which(self.arguments[0])

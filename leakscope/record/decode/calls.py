@@ -18,8 +18,8 @@ from leakscope.record.decode.columns import (
     Words,
     distinct,
 )
-from leakscope.record.decode.marks import mark_ids
 from leakscope.record.decode.mappings import Mappings, ProcessEnd
+from leakscope.record.decode.marks import mark_ids
 from leakscope.record.kernel.bpf import Map
 from leakscope.record.probes import functions
 from leakscope.record.probes.functions import FUNCTIONS
@@ -209,8 +209,9 @@ class Calls:
         mine &= ~np.isin(keys["space"], (records.SPACE_MAPPED, records.SPACE_MAP_CALLS))
         keys, values, end_ns = keys[mine], values[mine], times[position[mine]]
         synthetic = np.zeros(len(keys), records.CALL_RECORD)
-        for name in ("size_bytes", "requested_bytes", "context", "caller", "user_stack", "python_stack", "function", "mark"):
+        for name in ("size_bytes", "requested_bytes", "context", "caller", "user_stack", "python_stack", "function"):
             synthetic[name] = values[name]
+        synthetic["mark"] = values["mark"]
         synthetic["addr"], synthetic["pid"], synthetic["alloc_ts_ns"] = keys["addr"], keys["pid"], values["ts_ns"]
         synthetic["enter_ns"] = synthetic["exit_ns"] = end_ns
         synthetic["arg0"], synthetic["arg1"] = values["call_id"], keys["space"]

@@ -35,7 +35,8 @@ ROW = np.dtype(
     [
         ("ts_ns", "i8"), ("pid", "i4"), ("tid", "i4"), ("cpu", "i2"), ("op", "i2"), ("cause", "i2"), ("kind", "i2"),
         ("function", "i2"), ("addr", "u8"), ("size_bytes", "i8"), ("requested_bytes", "i8"), ("raw_stack", "i4"),
-        ("caller", "u8"), ("python_stack", "u4"), ("mark", "u4"), ("call_id", "i8"), ("result", "i4"), ("alloc_ts_ns", "i8"),
+        ("caller", "u8"), ("python_stack", "u4"), ("mark", "u4"), ("call_id", "i8"), ("result", "i4"),
+        ("alloc_ts_ns", "i8"),
     ]
 )  # fmt: skip
 """A map event before its stack is resolved."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pyarrow as pa
 
 from leakscope.model.tables import MARKS
 from leakscope.record import records
-from leakscope.record.decode.columns import Words
+from leakscope.record.decode.columns import Words, distinct
 
 _ROW = np.dtype(
     [
@@ -66,37 +68,34 @@ class Marks:
             rows[name] = batch[source]
         instant = batch["type"] == records.MARK_INSTANT
         rows["end_ns"][instant] = batch["ts_ns"][instant]
-        domains, group = np.unique(batch["domain"], return_inverse=True)
-        codes = [self._domains.code(_text(domain)) for domain in domains.tolist()]
-        rows["domain"] = np.array(codes, np.int32)[group] if codes else 0
-        rows["name"] = self._name_codes(batch)
+        first, group = distinct(*_words(batch["domain"]))
+        domains = [self._domains.code(_text(domain)) for domain in batch["domain"][first].tolist()]
+        rows["domain"] = np.array(domains, np.int32)[group]
+        # A name that was cut shares its bytes with a whole one, so its length is a part of it.
+        first, group = distinct(*_words(batch["name"]), batch["bytes"])
+        names = [self._name_code(*name) for name in batch[["name", "bytes"]][first].tolist()]
+        rows["name"] = np.array(names, np.int32)[group]
         return rows
 
-    def _name_codes(self, batch: np.ndarray) -> np.ndarray:
-        """Codes of names: distinct (bytes, length) pairs, as a name that was cut shares its bytes with a whole one."""
-        pairs = np.zeros(len(batch), [("name", batch.dtype["name"]), ("bytes", "<u4")])
-        pairs["name"], pairs["bytes"] = batch["name"], batch["bytes"]
-        distinct, group = np.unique(pairs, return_inverse=True)
-        codes = []
-        for name, size in distinct.tolist():
-            if (name, size) not in self._names:
-                self._names[name, size] = len(self._texts)
-                self._texts.append(_name(name, size))
-            codes.append(self._names[name, size])
-        return np.array(codes, np.int32)[group] if codes else np.zeros(0, np.int32)
+    def _name_code(self, name: bytes, size: int) -> int:
+        code = self._names.setdefault((name, size), len(self._texts))
+        if code == len(self._texts):
+            self._texts.append(_name(name, size))
+        return code
 
     def _table(self, rows: np.ndarray) -> pa.Table:
         rows = rows[np.argsort(rows["start_ns"], kind="stable")]
         texts = pa.DictionaryArray.from_arrays(pa.array(rows["name"]), pa.array(self._texts, pa.string()))
-        arrays = {
-            "source_id": np.full(len(rows), self._source_id, np.int16),
-            "domain": self._domains.array(rows["domain"]),
-            "name": texts.cast(pa.string()),
-        }
-        return pa.Table.from_arrays(
-            [pa.array(arrays.get(f.name, rows[f.name] if f.name in _ROW.fields else None)) for f in MARKS],  # type: ignore[operator]
-            schema=MARKS,
-        )
+        columns = {name: pa.array(np.ascontiguousarray(rows[name])) for name in _ROW.names or ()}
+        columns["source_id"] = pa.array(np.full(len(rows), self._source_id, np.int16))
+        columns["domain"], columns["name"] = self._domains.array(rows["domain"]), texts.cast(pa.string())
+        return pa.Table.from_arrays([columns[name] for name in MARKS.names], schema=MARKS)
+
+
+def _words(names: np.ndarray) -> Iterator[np.ndarray]:
+    """Fixed-size texts as columns of 64-bit words."""
+    words = np.ascontiguousarray(names).view(np.int64).reshape(len(names), names.dtype.itemsize // 8)
+    yield from words.T
 
 
 def _text(name: bytes) -> str:

@@ -1,7 +1,8 @@
 """NVTX ranges of the targets: the library that NVTX loads into them, and the probes on it.
 
-NVTX, which applications carry inside themselves, loads the library that the environment variable NVTX_INJECTION64_PATH names
-at its first call and never later. So ranges can be had of processes that were started with it, and of no others.
+NVTX, which applications carry inside themselves, loads the library that the environment variable
+NVTX_INJECTION64_PATH names at its first call and never later. So ranges can be had of processes that were started with
+it, and of no others.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MAX_LIBRARY_BYTES = 16 << 20
 
 def is_injection_library(path: str) -> bool:
     """Whether a file has the library's name, wherever it lies (a container may have its own copy)."""
-    return os.path.basename(path) == NVTX_LIBRARY.name
+    return path.endswith(f"/{NVTX_LIBRARY.name}") or path == NVTX_LIBRARY.name
 
 
 def command_environment(environment: Mapping[str, str], wanted: bool) -> tuple[dict[str, str], str]:
