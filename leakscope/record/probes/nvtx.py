@@ -55,12 +55,12 @@ def command_environment(environment: Mapping[str, str], wanted: bool) -> tuple[d
     return changed, ""
 
 
-def is_injected(pid: int) -> bool:
+def is_injected(pid: int, proc: Path = Path("/proc")) -> bool:
     """Whether a process has the library mapped, or will load it at its first range."""
     try:
-        if NVTX_LIBRARY.name in Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape"):
+        if NVTX_LIBRARY.name in (proc / str(pid) / "maps").read_text(errors="surrogateescape"):
             return True
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        variables = (proc / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
         return False
     value = next((v.partition(b"=")[2] for v in variables if v.startswith(VARIABLE.encode() + b"=")), b"")
