@@ -10,6 +10,7 @@
 /* Sizes of maps: set by the loader before loading. */
 #define CONFIG_MEM_RING_BYTES 4096
 #define CONFIG_CALL_RING_BYTES 4096
+#define CONFIG_MARK_RING_BYTES 4096
 #define CONFIG_LIVE_ENTRIES 1024
 #define CONFIG_PAGE_ENTRIES 1024
 #define CONFIG_RANGE_ENTRIES 1024
@@ -49,6 +50,7 @@ struct config {
 	u64 task_thread_pid;
 	u64 pid_level;
 	u64 pid_numbers;
+	u64 nvtx;
 };
 
 const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
@@ -83,4 +85,5 @@ const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
 #define CONFIG_TASK_THREAD_PID config.task_thread_pid
 #define CONFIG_PID_LEVEL config.pid_level
 #define CONFIG_PID_NUMBERS config.pid_numbers
+#define CONFIG_NVTX config.nvtx
 #endif

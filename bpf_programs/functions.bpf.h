@@ -5,6 +5,7 @@
  * open calls of a thread: the outermost allocating call owns the bytes, what it calls is detail. A failed call is
  * sent as failed and never becomes a live range. */
 #pragma once
+#include "marks.bpf.h"
 #include "python.bpf.h"
 #include "ranges.bpf.h"
 #include "sizes.bpf.h"
@@ -132,6 +133,8 @@ static inline void send_call(struct call_in_flight *call, struct call_record *va
 	record->tid = values->tid;
 	record->user_stack = call->user_stack;
 	record->python_stack = call->python_stack;
+	record->mark = current_mark();
+	record->pad2 = 0;
 	record->result = values->result;
 	record->function = values->function;
 	record->cpu = bpf_get_smp_processor_id();
@@ -257,6 +260,7 @@ int on_function_return(struct pt_regs *ctx)
 		fresh.call_id = call.id;
 		fresh.user_stack = call.user_stack;
 		fresh.python_stack = call.python_stack;
+		fresh.mark = current_mark();
 		fresh.function = function;
 		begin_range(&range, &fresh);
 	}

@@ -12,7 +12,7 @@ struct live_object { /* a kernel object or page believed live; ts_ns 0 = freed, 
 	u32 weight;
 	u32 requested_bytes;
 	u32 python_stack;
-	u32 pad;
+	u32 mark;            /* NVTX range */
 };
 
 #define DELETE_WHEN_FREED (1U << 31) /* in the weight of an entry made while the map was nearly full */
@@ -81,7 +81,7 @@ struct live_range { /* a mapping, a device or heap object, a VMM handle */
 	u32 references;      /* VMM: mappings of the handle; above bit 16, extra references to it */
 	u32 released;        /* VMM: the handle was released */
 	u32 python_stack;
-	u32 pad;
+	u32 mark;            /* NVTX range */
 };
 
 enum space {
@@ -126,7 +126,10 @@ enum counter {
 	COUNT_SITE_SEQUENCE = 13,
 	COUNT_CALL_SEQUENCE = 14,
 	COUNT_PYTHON_SEQUENCE = 15,
-	COUNTERS = 16,
+	COUNT_MARK_DROPPED = 16,    /* NVTX ranges or their ends lost to a full ring */
+	COUNT_MARK_TOO_DEEP = 17,   /* NVTX ranges inside too many others */
+	COUNT_MARK_THREADS_FULL = 18,
+	COUNTERS = 19,
 };
 
 struct map_call_in_flight {
@@ -171,6 +174,14 @@ struct python_scratch {
 	u64 busy;
 	u64 frame[16];
 	struct python_record record;
+};
+
+struct mark_arguments { /* of a function of the NVTX library */
+	u64 name;
+	u64 bytes;
+	u64 domain;
+	u32 number;
+	u32 outer;
 };
 
 struct rss_key {
@@ -244,6 +255,10 @@ HASH(map_calls_in_flight, u32, struct map_call_in_flight, 16384);
 HASH(live_ranges, struct range_key, struct live_range, CONFIG_RANGE_ENTRIES);
 HASH(breaks, u32, u64, 16384);
 HASH(rss, struct rss_key, struct rss_value, 65536);
+
+/* NVTX: the innermost open range of each thread. */
+RING(mark_ring, CONFIG_MARK_RING_BYTES);
+HASH(thread_marks, u32, u32, 32768);
 
 /* Python. A stack that falls out of the cache of those sent is sent again under another id. */
 #define PYTHON_RING_BYTES (2 << 20)

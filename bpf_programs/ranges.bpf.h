@@ -52,6 +52,8 @@ static inline void send_range_end(struct range_key *key, struct live_range *rang
 	record->tid = (u32)bpf_get_current_pid_tgid();
 	record->user_stack = range->user_stack;
 	record->python_stack = range->python_stack;
+	record->mark = range->mark;
+	record->pad2 = 0;
 	record->result = 0;
 	record->function = range->function;
 	record->cpu = bpf_get_smp_processor_id();

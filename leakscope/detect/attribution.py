@@ -16,6 +16,7 @@ from leakscope.correlate.aggregate import aggregate, unknown_frees
 from leakscope.correlate.chains import build_chain
 from leakscope.correlate.divergence import freeing_sites, shared_with_freeing
 from leakscope.correlate.lives import process_lives, source_bounds
+from leakscope.correlate.marks import range_links, site_ranges
 from leakscope.correlate.nesting import nesting
 from leakscope.correlate.sites import Holdings, folded_cache, holdings, merge_sites
 from leakscope.correlate.stacks import Stacks
@@ -105,15 +106,19 @@ def attribute(con: duckdb.DuckDBPyConnection, manifest: Manifest, options: Optio
     ids = _site_ids(listed, names)
     findings = [_with_ids(f, ids) for f in find(judged, held.table, names, lives)]
     rates = _site_rates(judged)
+    row_of = {int(row["site"]): row for _, row in listed.iterrows()}
     reported = {
         int(row["site"]): _site(row, ids[int(row["site"])], names[int(row["site"])], rates)
         for _, row in listed.iterrows()
     }
+    paths = site_ranges(con, listed, lives)
+    ranges = {s: range_links(reported[s], int(row_of[s]["own_objects"]), paths[s]) for s in paths}
+    for number, links in ranges.items():
+        reported[number].ranges = tuple(link.name for link in links)
     numbers = {site_id: number for number, site_id in ids.items()}
     wanted = [numbers[site] for f in findings for site in f.sites]
     wanted += [int(s) for s in listed[listed["visible"]]["site"].head(options.chains)]
-    row_of = {int(row["site"]): row for _, row in listed.iterrows()}
-    chains = [build_chain(reported[s], row_of[s], stacks, nested) for s in dict.fromkeys(wanted)]
+    chains = [build_chain(reported[s], row_of[s], stacks, nested, ranges.get(s, ())) for s in dict.fromkeys(wanted)]
     rows = _reconciliation(con, sites, slabs, lives, ends)
     missing = [row.what for row in rows if row.value is None]
     plateaus = bool((judged["state"] == State.PLATEAU).any())

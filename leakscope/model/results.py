@@ -13,10 +13,10 @@ from leakscope.model.words import KINDS_NOT_ADDED
 
 SCHEMA = "leakscope-report/1"
 VERDICTS = ("leak", "inconclusive", "not_leak")
-RULES = ("stack", "nesting", "event", "apportioned")
+RULES = ("stack", "nesting", "event", "apportioned", "recorded on the thread")
 """How a link of a chain is known. ``stack``: a frame of the allocation's own stack; ``nesting``: same
 thread, inside the call's enter and exit; ``event``: a column of the allocation itself; ``apportioned``: the
-stack of a sampled sibling of the same call site."""
+stack of a sampled sibling of the same call site; ``recorded on the thread``: the NVTX range that was open."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,7 @@ class Site:
     standard_error_bytes: float
     growth: Growth | None = None
     source: int = 0
+    ranges: tuple[str, ...] = ()  # NVTX ranges around what is kept, outermost first
 
     @property
     def added(self) -> bool:
@@ -146,6 +147,7 @@ class Site:
             "api": self.api,
             "slab_cache": self.slab_cache or None,
             "culprit_frame": self.culprit_frame or None,
+            "ranges": list(self.ranges),
             "stack": self.stack,
             "stack_sampled": self.stack_sampled,
             "standard_error_bytes": round(self.standard_error_bytes, 1),
@@ -171,7 +173,7 @@ class Site:
 
 @dataclass(frozen=True)
 class ChainLink:
-    """One link of a chain. ``what``: frame, call, syscall, slab_cache, kind, map or device."""
+    """One link of a chain. ``what``: range, frame, call, syscall, slab_cache, kind, map or device."""
 
     what: str
     name: str

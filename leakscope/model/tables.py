@@ -130,7 +130,7 @@ MARKS = pa.schema(
     [
         ("source_id", pa.int16()),
         ("id", pa.int64()),
-        ("parent_id", pa.int64()),  # enclosing range of the same thread and domain; 0 = outermost
+        ("parent_id", pa.int64()),  # enclosing range of the same thread (recordings: of any domain); 0 = outermost
         ("pid", pa.int32()),
         ("tid", pa.int32()),
         ("start_ns", pa.int64()),

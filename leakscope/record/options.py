@@ -25,6 +25,7 @@ class RecordOptions:
     ring_bytes: int = 64 << 20
     live_entries: int = 1 << 20
     loader: str = "auto"
+    nvtx: bool = True
 
     @property
     def everyone(self) -> bool:

@@ -23,6 +23,7 @@ from leakscope.record.clocks import monotonic_ns, read_anchor
 from leakscope.record.decode.calls import Calls
 from leakscope.record.decode.columns import EventColumns
 from leakscope.record.decode.kernel_objects import KernelObjects
+from leakscope.record.decode.marks import Marks
 from leakscope.record.decode.sites import Sites
 from leakscope.record.kernel.btf import KernelTypes
 from leakscope.record.kernel.objects import SlabCacheOfAddress
@@ -32,6 +33,7 @@ from leakscope.record.losses import Counters, losses_table, recursion_losses
 from leakscope.record.options import RecordOptions
 from leakscope.record.probes import tracepoints
 from leakscope.record.probes.libraries import FunctionProbes, libraries_before_start, mapped_libraries
+from leakscope.record.probes.nvtx import NVTX_LIBRARY, MarkProbes, is_injected, is_injection_library, not_available
 from leakscope.record.processes import Processes, process_exists
 from leakscope.record.python.stacks import PythonStacks
 from leakscope.record.ring import Ring
@@ -68,6 +70,7 @@ class Session:
             call_ring_bytes=CALL_RING_BYTES,
             live_entries=options.live_entries,
             with_functions=True,
+            nvtx=self._records_marks(),
         )
         scope.configure(options, config)
         self._config_scope = config.scope
@@ -114,6 +117,8 @@ class Session:
         self._mem_ring = Ring(self._programs.map("mem_ring").fd, config.mem_ring_bytes, records.MEM_RECORD)
         self._call_ring = Ring(self._programs.map("call_ring").fd, config.call_ring_bytes, records.CALL_RECORD)
         python_ring = self._programs.map("python_ring")
+        mark_ring = self._programs.map("mark_ring")
+        self._mark_ring = Ring(mark_ring.fd, mark_ring.entries, records.MARK_RECORD)
         self._python_ring = Ring(python_ring.fd, python_ring.entries, records.PYTHON_RECORD)
         self._python_poll = select.poll()
         self._python_poll.register(python_ring.fd, select.POLLIN)
@@ -125,6 +130,8 @@ class Session:
         source.facts.update(self._samplers.facts())
         groups = ["memory", *(["launch"] if options.launches else []), *(["heap"] if options.malloc else [])]
         self._functions = FunctionProbes(self._programs, self._attachments, self._programs.map("functions"), groups)
+        self._marks = MarkProbes(self._functions, config.nvtx)
+        self._mark_rows = Marks(SOURCE_ID)
         self.sink = Sink(
             writer,
             spaces=self._spaces,
@@ -132,6 +139,7 @@ class Session:
             interner=self._interner,
             calls=calls,
             objects=KernelObjects(columns, self._sites, self._interner, self.exits),
+            marks=self._mark_rows,
         )
         self._attach(members)
         self._sample_requested = threading.Event()
@@ -149,6 +157,14 @@ class Session:
         if self._command is None or pid != self._command.pid:
             self._python.seed(pid)
 
+    def _records_marks(self) -> bool:
+        """Whether NVTX ranges are recorded: of a process that runs already only if it has the library."""
+        options = self._options
+        without = [pid for pid in options.pids if options.nvtx and not is_injected(pid)]
+        self._source.limits += [not_available(pid) for pid in without]
+        self.notes += self._source.limits
+        return options.nvtx and (not options.pids or len(without) < len(options.pids) or bool(options.command))
+
     def _in_scope(self, pid: int) -> bool:
         """Whether the kernel side records a process (of a cgroup v2 or the host: any may be)."""
         if self._config_scope != SCOPE_PROCESSES:
@@ -164,6 +180,7 @@ class Session:
             for path in libraries_before_start(self._command.arguments, dict(os.environ)):
                 if self._functions.wants(path):
                     self._functions.attach(path)
+            self._marks.attach(str(NVTX_LIBRARY))
         pids = self._roots + members
         if self._options.everyone:
             pids = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and int(p.name) != os.getpid()]
@@ -173,6 +190,7 @@ class Session:
             if self._options.everyone:
                 self._python.seed(pid)
             for path in mapped_libraries(pid):
+                self._marks.attach(path)
                 if self._functions.wants(path):
                     self._functions.attach(path)
         # Kernels from 6.1 on lack the variants for NUMA nodes, which would only be told as failures there.
@@ -184,9 +202,10 @@ class Session:
 
     def _on_map(self, event: SideBandEvent) -> None:
         """A library was mapped while the recording runs: attach to it, whoever mapped it (probes are by file)."""
-        if self._functions.wants(event.text):
+        if self._functions.wants(event.text) or is_injection_library(event.text):
             for path in (f"/proc/{event.pid}/root{event.text}", event.text):
                 if Path(path).exists():
+                    self._marks.attach(path)
                     count = self._functions.attach(path)
                     if count:
                         late = (monotonic_ns() - event.ts_ns) / 1e6
@@ -198,6 +217,7 @@ class Session:
         objects = self._mem_ring.read()
         # After the objects: whatever ended before these frees is then in the calls already.
         calls = self._call_ring.read()
+        marks = self._mark_ring.read()
         side_band = self._side_band.read()
         # Before its stacks: a process is known by its mapping. After all events: a stack is sent before what names it.
         self._python.follow(side_band)
@@ -212,8 +232,10 @@ class Session:
                 batch.objects.append(objects)
             if len(calls):
                 batch.calls.append(calls)
+            if len(marks):
+                batch.marks.append(marks)
             batch.side_band += side_band
-            self._batch_rows += len(objects) + len(calls)
+            self._batch_rows += len(objects) + len(calls) + len(marks)
             due = time.monotonic() - self._flushed_at >= self._options.flush_s
             if self._batch_rows < BATCH_ROWS and not due:
                 return
@@ -361,6 +383,9 @@ class Session:
         if unnamed:
             detail = "stacks: " + "; ".join(f"{count} {reason}" for reason, count in unnamed.most_common())
             losses.append(Loss("python frames", "python_frames_unavailable", unnamed.total(), detail))
+        if self._mark_rows.unknown:
+            detail = "ranges without a name: they began before the recording, or their beginning was lost"
+            losses.append(Loss("NVTX ranges", "mark_lost", self._mark_rows.unknown, detail))
         if self._interner.missing_stacks:
             losses.append(Loss("stack maps", "stack_miss", self._interner.missing_stacks, "stacks gone when read"))
         return losses

@@ -10,7 +10,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +20,7 @@ import pyarrow as pa
 from leakscope.capture import CaptureWriter
 from leakscope.record.decode.calls import Calls
 from leakscope.record.decode.kernel_objects import KernelObjects
+from leakscope.record.decode.marks import Marks
 from leakscope.record.processes import Processes
 from leakscope.record.ring import joined
 from leakscope.record.side_band import SideBandEvent
@@ -39,6 +42,7 @@ class Batch:
     side_band: list[SideBandEvent] = field(default_factory=list)
     calls: list[np.ndarray] = field(default_factory=list)
     objects: list[np.ndarray] = field(default_factory=list)
+    marks: list[np.ndarray] = field(default_factory=list)
     samples: list[pa.Table] = field(default_factory=list)
 
 
@@ -54,6 +58,7 @@ class Sink:
         interner: Interner,
         calls: Calls,
         objects: KernelObjects,
+        marks: Marks,
     ) -> None:
         self._writer = writer
         self._spaces = spaces
@@ -61,6 +66,7 @@ class Sink:
         self._interner = interner
         self._calls = calls
         self._objects = objects
+        self._marks = marks
         self._queue: queue.Queue[Batch | None] = queue.Queue(maxsize=8)
         self._ended: dict[int, int] = {}
         self._manifest_saved_ns = 0
@@ -87,10 +93,13 @@ class Sink:
 
     def _run(self) -> None:
         while (batch := self._queue.get()) is not None:
-            if self.error is not None:
-                continue
+            self._guarded(self._process, batch)
+        self._guarded(lambda: self._write("marks", self._marks.open_rows()))
+
+    def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
+        if self.error is None:
             try:
-                self._process(batch)
+                work(*arguments)
             except Exception as error:  # whatever it is, it must end the recording and be told
                 self.error = error
 
@@ -126,6 +135,8 @@ class Sink:
         if batch.objects:
             tables.append(("mem_events", self._objects.table(_in_order(batch.objects))))
         tables += [("samples", table) for table in batch.samples]
+        if batch.marks:
+            self._write("marks", self._marks.rows(np.concatenate(batch.marks)))
         frames, stacks = self._interner.take_new_rows()
         self._write("frames", frames)
         self._write("stacks", stacks)

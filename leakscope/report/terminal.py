@@ -125,14 +125,17 @@ def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, 
 
 def _shortened(links: Sequence[ChainLink], frames: int = 3) -> list[ChainLink]:
     """The chain with only the innermost frames of the application, those without a name left out."""
-    lead = next((i for i, link in enumerate(links) if link.what != "frame"), len(links))
-    named = [link for link in links[:lead] if "+0x" not in link.name]
-    return [*named[-frames:], *links[lead:]]
+    first = next((i for i, link in enumerate(links) if link.what != "range"), len(links))
+    lead = next((i for i, link in enumerate(links) if i >= first and link.what != "frame"), len(links))
+    named = [link for link in links[first:lead] if "+0x" not in link.name]
+    return [*links[:first], *named[-frames:], *links[lead:]]
 
 
 def _name(link: ChainLink) -> str:
     if link.what in ("slab_cache", "kind", "map", "device"):
         return f"{link.name} {size(link.bytes)}"
+    if link.what == "range":
+        return f"range {link.name}"
     return f"{link.name}()" if link.what == "call" else link.name
 
 

@@ -19,6 +19,7 @@ from leakscope.record.decode.columns import (
     distinct,
 )
 from leakscope.record.decode.mappings import Mappings, ProcessEnd
+from leakscope.record.decode.marks import mark_ids
 from leakscope.record.kernel.bpf import Map
 from leakscope.record.probes import functions
 from leakscope.record.probes.functions import FUNCTIONS
@@ -117,6 +118,7 @@ class Calls:
             python_stack=self._interner.python_stacks(own["python_stack"]),
             weight=1,
             call_id=np.where(_LOGGED[function], own["id"].astype(np.int64), 0),
+            mark_id=mark_ids(own["pid"], own["mark"]),
         )
 
     def _frees(self, ended: np.ndarray) -> pa.Table:
@@ -144,6 +146,7 @@ class Calls:
             weight=1,
             call_id=ended["id"].astype(np.int64),
             alloc_ts_ns=ended["alloc_ts_ns"],
+            mark_id=mark_ids(ended["pid"], ended["mark"]),
         )
 
     def _causes(self, ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -208,6 +211,7 @@ class Calls:
         synthetic = np.zeros(len(keys), records.CALL_RECORD)
         for name in ("size_bytes", "requested_bytes", "context", "caller", "user_stack", "python_stack", "function"):
             synthetic[name] = values[name]
+        synthetic["mark"] = values["mark"]
         synthetic["addr"], synthetic["pid"], synthetic["alloc_ts_ns"] = keys["addr"], keys["pid"], values["ts_ns"]
         synthetic["enter_ns"] = synthetic["exit_ns"] = end_ns
         synthetic["arg0"], synthetic["arg1"] = values["call_id"], keys["space"]
@@ -249,7 +253,7 @@ class Calls:
             "parent_id": launched["parent_id"],
             "ts_ns": launched["enter_ns"], "pid": launched["pid"], "tid": launched["tid"],
             "function": launched["addr"], "stream": launched["context"], "result": launched["result"],
-            "user_stack": self._stacks_of(launched),
+            "user_stack": self._stacks_of(launched), "mark_id": mark_ids(launched["pid"], launched["mark"]),
         }  # fmt: skip
         arrays = []
         for f in LAUNCHES:

@@ -91,8 +91,18 @@ class FunctionProbes:
         self._attachments.names.append(f"uprobe:{path} ({len(wanted)} functions{how})")
         return len(wanted)
 
-    def _attach(self, path: str, wanted: list[tuple[int, int]], at_return: bool) -> None:
-        program = RETURN if at_return else ENTRY
+    def attach_program(self, program: str, path: str, wanted: list[tuple[int, int]]) -> None:
+        """Attach another uprobe program to entries (file offset, cookie) of a file. Raises OSError."""
+        self._attach(path, wanted, at_return=False, program=program)
+        how = "" if self._multi else ", a perf event each"
+        self._attachments.names.append(f"uprobe:{path} ({len(wanted)} functions{how})")
+
+    def failed(self, path: str, error: Exception) -> None:
+        """Note that a file could not be attached to."""
+        self._attachments.failed.append((f"uprobe:{path}", str(getattr(error, "strerror", None) or error)))
+
+    def _attach(self, path: str, wanted: list[tuple[int, int]], at_return: bool, program: str = "") -> None:
+        program = program or (RETURN if at_return else ENTRY)
         if self._multi:
             fd = self._programs.program(program, "uprobe")
             try:
