@@ -20,8 +20,8 @@
 
 /* A function that must be a frame of its own in every stack, under its own name. */
 #define SITE __attribute__((noipa))
-/* A helper that must not be a frame: its callers are the sites. */
-#define NO_FRAME static inline __attribute__((always_inline))
+/* A helper that must not be a frame: its callers are the sites. (`artificial`: not an inlined frame either.) */
+#define NO_FRAME static inline __attribute__((always_inline, artificial))
 
 /* Exit code of a sample that lacks a privilege; the same number means the same in leakscope. */
 #define EXIT_NOT_CAPABLE 4

@@ -68,7 +68,7 @@ FRAMES = pa.schema(
         ("line", pa.int32()),
         ("module", pa.string()),
         ("build_id", pa.string()),
-        ("offset", pa.uint64()),  # file offset in the module; kernel address for kernel frames
+        ("offset", pa.uint64()),  # file offset in the module; address of kernel and JIT frames; 0: inlined in the outer one
         ("kind", TEXT),  # python, native, kernel
     ]
 )
