@@ -129,7 +129,7 @@ static inline void start_sample(int argc, char **argv, struct sample *sample,
         ;
 }
 
-static inline void pause_us(long microseconds)
+NO_FRAME void pause_us(long microseconds)
 {
     struct timespec pause = {microseconds / 1000000, microseconds % 1000000 * 1000};
     if (microseconds)
@@ -147,7 +147,7 @@ static inline void raise_descriptor_limit(void)
 }
 
 /* Write to every page so that the memory becomes resident. */
-static inline void touch(char *memory, size_t bytes)
+NO_FRAME void touch(char *memory, size_t bytes)
 {
     for (size_t offset = 0; offset < bytes; offset += 4096)
         ((volatile char *)memory)[offset] = 1;

@@ -107,11 +107,12 @@ class DwarfFile:
         unit = self._units[index]
         at = self._line(unit, address)
         frames: list[SourceFrame] = []
-        for block in reversed(self._around(unit, address)):
-            if block.name is None:
-                continue
+        functions = [block for block in reversed(self._around(unit, address)) if block.name is not None]
+        for index, block in enumerate(functions):
+            if index + 1 < len(functions) and functions[index + 1].name == block.name:
+                continue  # a function that the compiler split and put together again, as glibc's mmap: one frame
             if not block.artificial or block.call is None:
-                frames.append(SourceFrame(block.name, *at))
+                frames.append(SourceFrame(block.name or "", *at))
             at = block.call or at
         if not frames and at[0]:
             frames = [SourceFrame("", *at)]

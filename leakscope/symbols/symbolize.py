@@ -1,7 +1,7 @@
 """Names, lines and inlined functions for the native frames of `frames` and `stacks`, from files found by build id.
 
-A frame keeps its id and becomes the concrete function at its address; a function inlined there is a new frame behind it
-in every stack, with offset 0, as it has no code of its own. Ids of stacks stay, so that rows which name them do too.
+A frame keeps its id and becomes the concrete function at its address; a function inlined there is a new frame of kind
+`inlined` behind it in every stack. Ids of stacks stay, so that rows which name them do too.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class _Frames:
             self.added.append(
                 {
                     "id": new[-1], "function": frame.function, "file": frame.file, "line": frame.line,
-                    "module": self.module[row], "build_id": self.build_id[row], "offset": 0, "kind": "native",
+                    "module": self.module[row], "build_id": self.build_id[row], "offset": 0, "kind": "inlined",
                 }
             )  # fmt: skip
         if new:
