@@ -27,7 +27,7 @@ FUNCTIONS = re.compile(
             r"(__libc_)?(malloc|calloc|realloc|free|memalign|valloc|posix_memalign|aligned_alloc|reallocarray)",
             r"operator (new|delete).*|_Zn[wa].*|str(n)?dup|(__)?v?asprintf",
             # the standard libraries of C++ and Rust, which are templates and so part of the application's own file
-            r"(<|<\*|<&(mut )?|impl )*(std|__gnu_cxx|__cxxabiv1|alloc|core|hashbrown)::.*",
+            r"(<|<\*|<&(mut )?|impl )*(std|__gnu_cxx|__cxxabiv1|alloc|core|hashbrown|__rustc)::.*",
             r"_*(rust_alloc|rustc|rdl_alloc|rg_alloc|rust_realloc|rdl_realloc|rust_begin_short_backtrace)\w*",
             r"__?mmap(64)?|mmap64|mmap|mremap|(__)?s?brk",
             # CUDA API entry points and the inside of a statically linked runtime
@@ -49,7 +49,8 @@ SLAB_ENTRY = re.compile(
 )
 """Functions through which the kernel enters its slab allocator (``_noprof`` since Linux 6.10)."""
 ALLOCATOR = re.compile(
-    r"(__libc_)?(malloc|calloc|realloc|memalign|posix_memalign|aligned_alloc)|operator new.*|_Zn[wa].*|_*rust_alloc\w*"
+    r"(__libc_)?(malloc|calloc|realloc|memalign|posix_memalign|aligned_alloc)|operator new.*|_Zn[wa].*"
+    r"|(__rustc::)?__rust_alloc\w*"
 )
 THREAD_START = re.compile(r"(__)?pthread_create.*|allocate_stack")
 

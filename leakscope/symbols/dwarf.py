@@ -65,6 +65,7 @@ class _Unit:
     dies: list[Die] = field(default_factory=list)
     functions: np.ndarray | None = None
     files: tuple[c_void_p, int] | None = None
+    directory: str | None = None
     blocks: dict[int, _Block] = field(default_factory=dict)
 
 
@@ -124,7 +125,7 @@ class DwarfFile:
         if not row or self._dw.dwarf_lineno(row, byref(line)) != 0:
             return "", 0
         # Line 0 is code that belongs to no line in particular.
-        return _file_name(self._dw.dwarf_linesrc(row, None, None)), max(line.value, 0)
+        return self._path(unit, self._dw.dwarf_linesrc(row, None, None)), max(line.value, 0)
 
     def _around(self, unit: _Unit, address: int) -> list[_Block]:
         """The function at an address and what lies inside it there, outermost first."""
@@ -160,7 +161,7 @@ class DwarfFile:
         block = _Block(libdw.ranges(die))
         if tag == libdw.DW_TAG_INLINED_SUBROUTINE:
             line = min(libdw.number(die, libdw.DW_AT_CALL_LINE), MAX_LINE)
-            block.call = (self._source_file(unit, libdw.number(die, libdw.DW_AT_CALL_FILE)) if line else "", line)
+            block.call = (self._source_file(unit, libdw.number(die, libdw.DW_AT_CALL_FILE)), line)
         if tag in (libdw.DW_TAG_INLINED_SUBROUTINE, libdw.DW_TAG_SUBPROGRAM):
             block.name = self._name(die)
             block.artificial = bool(self._dw.dwarf_hasattr_integrate(byref(die), libdw.DW_AT_ARTIFICIAL))
@@ -193,13 +194,19 @@ class DwarfFile:
             found = self._dw.dwarf_getsrcfiles(byref(unit.die), byref(files), byref(count)) == 0
             unit.files = (files, count.value if found else 0)
         files, count_of = unit.files
-        return _file_name(self._dw.dwarf_filesrc(files, index, None, None)) if index < count_of else ""
+        return self._path(unit, self._dw.dwarf_filesrc(files, index, None, None)) if index < count_of else ""
+
+    def _path(self, unit: _Unit, name: bytes | None) -> str:
+        """The path of a source file; libdw leaves those relative that are so to the directory of the compilation."""
+        path = _decoded(name)
+        if path == "???":
+            return ""
+        if path and not path.startswith("/"):
+            if unit.directory is None:
+                unit.directory = libdw.text(unit.die, libdw.DW_AT_COMP_DIR)
+            path = f"{unit.directory}/{path}" if unit.directory else path
+        return path if len(path) <= MAX_FILE_NAME else ""
 
 
 def _decoded(name: bytes | None) -> str:
     return name.decode("utf-8", "replace") if name else ""
-
-
-def _file_name(name: bytes | None) -> str:
-    decoded = _decoded(name)
-    return decoded if decoded != "???" and len(decoded) <= MAX_FILE_NAME else ""
