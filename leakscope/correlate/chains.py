@@ -63,8 +63,13 @@ def _own_share(row: pd.Series) -> float:
 
 def _without_calls(frames: list[Frame], apis: set[str]) -> list[Frame]:
     """The frames without an innermost tail that only repeats the calls and the syscall named after it."""
-    while frames and frames[-1].function in apis:
-        frames = frames[:-1]
+    while frames:
+        own = len(frames) - 1  # the innermost frame with code of its own
+        while own > 0 and frames[own].inlined:
+            own -= 1
+        if frames[own].function not in apis:
+            break
+        frames = frames[:own]
     return frames
 
 

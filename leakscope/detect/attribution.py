@@ -202,6 +202,7 @@ def _names(row: pd.Series, stacks: Stacks, in_call: set[tuple[int, int, int]], s
     identity = (row["kernel_stack"], row["user_stack"], row["python_stack"])
     return Names(
         culprit=frame.text if frame else "",
+        function=f"{frame.function} ({frame.file})" if frame and frame.kind != "python" and frame.file else "",
         stack=texts,
         application=frame is not None and frame.kind != "kernel" and not is_plumbing(frame),
         entry=entry_of(kernel),

@@ -68,8 +68,8 @@ FRAMES = pa.schema(
         ("line", pa.int32()),
         ("module", pa.string()),
         ("build_id", pa.string()),
-        ("offset", pa.uint64()),  # file offset in the module; kernel address for kernel frames
-        ("kind", TEXT),  # python, native, kernel
+        ("offset", pa.uint64()),  # file offset in the module; address of kernel and JIT frames; 0 where inlined
+        ("kind", TEXT),  # python, native, kernel; inlined into the native frame outside of it
     ]
 )
 SAMPLES = pa.schema(

@@ -43,6 +43,7 @@ from leakscope.record.sink import Batch, Sink
 from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.symbols.kernel import KernelSymbols
+from leakscope.record.symbols.lines import Lines, allow_many_files, segments_of
 
 SOURCE_ID = 0
 BATCH_ROWS = 150_000
@@ -83,6 +84,7 @@ class Session:
         members = scope.cgroup_members(options.cgroup) if options.cgroup else []
         self.processes = Processes(options.everyone)
         self._targets = self._programs.map("targets")
+        allow_many_files()
         self._spaces = AddressSpaces()
         self._side_band = SideBand()
         self._python = PythonStacks(self._programs.map("python_processes"), self._in_scope, self.notes.append)
@@ -328,13 +330,14 @@ class Session:
                 break
         self._flush()
         self.sink.close()
+        lines = Lines(self._writer, self._spaces)
         source = self._source
         source.end_ns = ended_ns
         source.anchors.append(read_anchor())
         source.exit_status = self._command.status if self._command else None
         source.probes = list(self._attachments.names)
         source.facts.update(self._facts())
-        losses = self._losses()
+        losses = self._losses(lines)
         pids = self.totals.pids - {os.getpid()}
         # After an error too: what is small may still find room, and says what is missing.
         for name, rows in (
@@ -351,6 +354,8 @@ class Session:
             self._writer.finish(complete=self.sink.error is None, reason=reason)
         except OutputIncompleteError as error:
             self.sink.error = self.sink.error or error
+        if self.sink.error is None:
+            self.notes += lines.put_in_place()
         return losses
 
     def _stop_sampler(self) -> None:
@@ -366,19 +371,19 @@ class Session:
             "kmalloc_caches_by_size_and_flags": self._sites.caches_by_size_and_flags,
             "slab_cache_question": self._cache_of.reason or "bpf_get_kmem_cache",
             "functions_attached": self._functions.attached,
+            "segments": segments_of(self._spaces),
             "notes": self.notes,
         }
 
-    def _losses(self) -> list[Loss]:
+    def _losses(self, lines: Lines) -> list[Loss]:
         losses = self._counters.losses() + (self._recursion or [])
         losses += [Loss(probe, what, count, detail) for probe, what, count, detail in self._samplers.losses()]
         losses += [Loss(probe, "attach_failed", 1, reason) for probe, reason in self._attachments.failed]
         if self._side_band.lost:
             losses.append(Loss("side-band", "sideband_lost", self._side_band.lost, "mappings or forks not seen"))
-        if self._interner.unresolved_frames:
-            losses.append(
-                Loss("symbols", "symbol_unresolved", self._interner.unresolved_frames, "frames without a name")
-            )
+        if unresolved := self._interner.unresolved_frames - lines.named:
+            losses.append(Loss("symbols", "symbol_unresolved", unresolved, "frames without a name"))
+        losses += lines.losses()
         unnamed = self._python.unavailable
         if unnamed:
             detail = "stacks: " + "; ".join(f"{count} {reason}" for reason, count in unnamed.most_common())

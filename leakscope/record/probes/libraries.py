@@ -16,7 +16,7 @@ from leakscope.record.kernel.bpf import Map
 from leakscope.record.loader import LoadedPrograms
 from leakscope.record.probes.functions import FUNCTIONS, LIBRARY_PATTERNS
 from leakscope.record.probes.tracepoints import Attachments
-from leakscope.record.symbols.elf import ElfFile
+from leakscope.symbols.elf import ElfFile
 
 ENTRY, RETURN = "on_function_entry", "on_function_return"
 
