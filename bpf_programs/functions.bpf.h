@@ -197,6 +197,7 @@ int on_function_return(struct pt_regs *ctx)
 	range.space = spec->space;
 
 	if (is_launch(spec->role)) {
+		values.type = CALL_LAUNCH;
 		values.arg1 = values.context;
 		describe_launch(spec->role, &call, &values);
 	} else if (spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC) {

@@ -43,7 +43,7 @@ int on_kernel_return(struct pt_regs *ctx)
 	u64 returned = REG_RETURN(ctx);
 	u64 id = bpf_get_current_pid_tgid();
 	u64 name = 0;
-	s64 length;
+	s64 length; /* of a name in a page that was never touched: negative, user space reads it */
 
 	if (!spec || !spec->enabled)
 		return 0;
@@ -75,6 +75,7 @@ int on_kernel_return(struct pt_regs *ctx)
 		name = call->args[3];
 	} else if (spec->role == ROLE_IMAGE_REGISTER) { /* __fatBinC_Wrapper_t: magic, version, address of the container */
 		record->handle = returned;
+		record->container = call->args[0];
 		record->address = user_u64(call->args[0] + 8);
 	} else if (spec->role == ROLE_KERNEL_PARAMETER) {
 		record->handle = call->args[0];

@@ -118,13 +118,14 @@ enum kernel_names { KERNEL_NAME_BYTES = 960 };
 struct kernel_record { /* 1024 bytes */
 	u64 ts_ns;
 	u64 handle;          /* of the kernel, module or library; cuFuncGetParamInfo: the kernel asked about */
-	u64 container;       /* module or library of a kernel, what an alias stands for, index of a parameter */
+	u64 container;       /* module or library of a kernel, what an alias stands for, index of a parameter, the wrapper
+	                      * of a registered fat binary */
 	u64 address;         /* of the image; of the name; offset of a parameter */
 	u64 size_bytes;      /* of a parameter */
 	u32 pid;
 	u32 role;
 	s32 result;
-	u32 name_bytes;      /* with the final 0; KERNEL_NAME_BYTES: cut off */
+	u32 name_bytes;      /* with the final 0; 0: not read, KERNEL_NAME_BYTES: cut off */
 	u64 pad;
 	char name[KERNEL_NAME_BYTES];
 };

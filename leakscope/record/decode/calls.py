@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,10 +45,18 @@ class DecodedCalls:
 class Calls:
     """Decodes batches of CALL_RECORD; keeps `exits` (pid → ts_ns) of the whole recording up to date."""
 
-    def __init__(self, columns: EventColumns, interner: Interner, live_ranges: Map, exits: dict[int, int]) -> None:
+    def __init__(
+        self,
+        columns: EventColumns,
+        interner: Interner,
+        live_ranges: Map,
+        exits: dict[int, int],
+        kernel_names: Callable[[np.ndarray], pa.Array] | None = None,
+    ) -> None:
         self._columns = columns
         self._interner = interner
         self._live = live_ranges
+        self._kernel_names = kernel_names
         self.exits = exits
         self.mappings = Mappings(columns)
         self._apis = np.array([columns.apis.code(p.api) for p in FUNCTIONS], np.int16)
@@ -249,6 +258,7 @@ class Calls:
             "parent_id": launched["parent_id"],
             "ts_ns": launched["enter_ns"], "pid": launched["pid"], "tid": launched["tid"],
             "function": launched["addr"], "stream": launched["context"], "result": launched["result"],
+            "context": launched["arg1"],
             "user_stack": self._stacks_of(launched),
         }  # fmt: skip
         arrays = []
@@ -257,6 +267,8 @@ class Calls:
                 arrays.append(self._call_apis.array(launched["function"]))
             elif f.name in triples:
                 arrays.append(pa.ListArray.from_arrays(pa.array(offsets), pa.array(triples[f.name].reshape(-1))))
+            elif f.name == "kernel" and self._kernel_names:
+                arrays.append(self._kernel_names(launched))
             elif f.name in plain:
                 arrays.append(pa.array(np.ascontiguousarray(plain[f.name]).astype(f.type.to_pandas_dtype())))
             else:

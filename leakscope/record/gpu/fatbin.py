@@ -1,13 +1,14 @@
 """Fat binaries: containers of one program's code for several GPU architectures.
 
 What nvcc puts into the section `.nv_fatbin` and what is given to cuModuleLoadFatBinary. NVIDIA publishes the wrapper
-(fatbinary_section.h) but not the container; its fields here are those that public tools read (cuda-fatbin-decompression,
-cricket) and that the images of NVIDIA's own libraries of CUDA 12 and 13 bear out: a header of 16 bytes, then entries
-one after another, each a header with its own length and the (compressed) payload behind it.
+(fatbinary_section.h) but not the container; its fields here are those that public tools read (cricket,
+cuda-fatbin-decompression) and that the images of NVIDIA's own libraries of CUDA 12 and 13 bear out: a header of
+16 bytes, then entries one after another, each a header with its own length and the (compressed) payload behind it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,7 +36,12 @@ class Entry:
     arch: int
     flags: int
     payload: memoryview
-    size_bytes: int  # uncompressed
+    size_bytes: int  # uncompressed; 0 = it is not compressed
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """Length of the code."""
+        return self.size_bytes or len(self.payload)
 
     def code(self) -> bytes | memoryview:
         """The image, uncompressed. Raises ValueError where it is damaged, too large, or packed in an unknown way."""
@@ -69,7 +75,9 @@ def entries(container: Bytes) -> Iterator[Entry]:
     end = min(container_bytes(data), len(data))
     at = _HEADER.unpack_from(data)[2]
     while at + _ENTRY.size <= end:
-        kind, _, header_bytes, size, packed_bytes, _, _, _, arch, _, _, flags, _, unpacked = _ENTRY.unpack_from(data, at)
+        kind, _, header_bytes, size, packed_bytes, _, _, _, arch, _, _, flags, _, unpacked = _ENTRY.unpack_from(
+            data, at
+        )
         start, after = at + header_bytes, at + header_bytes + size
         if header_bytes < _ENTRY.size or after > end or after <= at:
             return
@@ -99,33 +107,38 @@ def fatbin_section(file: Bytes) -> memoryview:
     return memoryview(b"")
 
 
-def image_kernels(image: Bytes, wanted: str = "") -> dict[str, tuple[Parameter, ...]]:
-    """Parameters of the kernels of an image: a cubin, PTX text, or one or several containers.
+def image_kernels(image: Bytes) -> Iterator[dict[str, tuple[Parameter, ...]]]:
+    """Parameters of the kernels of an image, a piece at a time: a cubin, PTX text, or one or several containers.
 
-    With `wanted` the search ends at the first entry that has that kernel: all architectures of a program take the same
-    arguments. Damaged entries are passed over. Raises ValueError for an image of an unknown kind.
+    Each container gives one architecture first and the others in later rounds: all take the same arguments, so whoever
+    looks for one kernel has it early. Damaged pieces are passed over; beyond :data:`MAX_CONTAINERS_BYTES` nothing more
+    is looked at. Raises ValueError for a damaged cubin and an image of an unknown kind.
     """
     data = memoryview(image).cast("B")
     if data[:4] == ELF_MAGIC:
-        return cubin_kernels(data)
+        yield cubin_kernels(data)
+        return
     if data[:4] != struct.pack("<I", CONTAINER_MAGIC):
-        return ptx_kernels(_ptx_text(data))
-    found: dict[str, tuple[Parameter, ...]] = {}
+        yield ptx_kernels(_ptx_text(data))
+        return
+    # PTX last: it is text of many times the size. Small ones first: there are as many kernels in each.
+    by_container = [sorted(entries(c), key=lambda e: (e.kind != KIND_ELF, e.unpacked_bytes)) for c in containers(data)]
     left = MAX_CONTAINERS_BYTES
-    for container in containers(data):
-        # PTX last: it is text of many times the size, and there are as many kernels in each entry.
-        for entry in sorted(entries(container), key=lambda e: (e.kind != KIND_ELF, e.size_bytes or len(e.payload))):
-            left -= entry.size_bytes or len(entry.payload)
-            if left < 0:
-                return found
-            try:
-                code = entry.code()
-                found |= cubin_kernels(code) if entry.kind == KIND_ELF else ptx_kernels(_ptx_text(memoryview(code)))
-            except ValueError:
-                continue
-            if wanted in found:
-                return found
-    return found
+    for turn in range(max(map(len, by_container), default=0)):
+        for of_container in by_container:
+            if turn < len(of_container):
+                left -= of_container[turn].unpacked_bytes
+                if left < 0:
+                    return
+                with contextlib.suppress(ValueError):
+                    yield _entry_kernels(of_container[turn])
+
+
+def _entry_kernels(entry: Entry) -> dict[str, tuple[Parameter, ...]]:
+    code = memoryview(entry.code())
+    if entry.kind == KIND_ELF:
+        return cubin_kernels(code)
+    return ptx_kernels(_ptx_text(code)) if entry.kind == KIND_PTX else {}
 
 
 def _ptx_text(data: memoryview) -> str:

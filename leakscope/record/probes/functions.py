@@ -168,6 +168,7 @@ def _runtime() -> list[FunctionProbe]:
     table += _plain(IMAGE_LOAD, lib, "cudaLibraryLoadData", group="kernel")
     table += _plain(IMAGE_FILE, lib, "cudaLibraryLoadFromFile", group="kernel")
     table += _plain(KERNEL_GET, lib, "cudaLibraryGetKernel", group="kernel")
+    table += _plain(KERNEL_PARAMETER, lib, "cudaFuncGetParamInfo", group="kernel")
     table += _plain(
         CALL,
         lib,
