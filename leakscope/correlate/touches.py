@@ -232,8 +232,8 @@ def _summary(kept: pd.DataFrame, touched: pd.DataFrame, hidden: dict[tuple[int, 
     """Of the kept allocations of a site and the launches that touched them."""
     size = kept["size_bytes"].to_numpy(np.int64)
     newest = touched.sort_values("ts_ns", kind="stable").drop_duplicates("row", keep="last").set_index("row")
-    last = kept["row"].map(newest["ts_ns"]).fillna(0).to_numpy(np.int64)
-    guessed = kept["row"].map(newest["approximate"]).fillna(False).to_numpy(bool)
+    last = newest["ts_ns"].reindex(kept["row"], fill_value=0).to_numpy(np.int64)
+    guessed = newest["approximate"].reindex(kept["row"], fill_value=False).to_numpy(bool)
     unseen = np.array(
         [hidden.get((int(s), int(p)), 0) for s, p in zip(kept["source_id"], kept["pid"], strict=True)], np.int64
     )

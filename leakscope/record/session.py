@@ -393,6 +393,8 @@ class Session:
         self._attachments.close()
         if self.sink.error is None:
             self.sink.close()
+        if self._launches:
+            self._launches.close()
         self._samplers.close()
         self._side_band.close()
         self._cache_of.close()

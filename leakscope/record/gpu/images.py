@@ -6,12 +6,14 @@ other memory may be freed at once and is copied.
 
 from __future__ import annotations
 
-import mmap
+import contextlib
 import os
+import stat
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,7 @@ MAX_COPY_BYTES = 16 << 20
 """An image outside of mapped files that is larger is not copied: it would hold up the draining of the rings."""
 MAX_HELD_BYTES = 256 << 20
 """Copies whose kernels were not looked up yet; beyond it new ones are not made."""
+MAX_FILES = 256
 _MAX_PTX_BYTES = 4 << 20
 _MAX_NAME_BYTES = 1 << 14
 
@@ -32,9 +35,10 @@ _MAX_NAME_BYTES = 1 << 14
 class Image:
     """One image. It is read as far as questions about its kernels need, and dropped once all of it was read."""
 
-    def __init__(self, data: Bytes) -> None:
-        self.held_bytes = len(data)
-        self._pieces: Iterator[dict[str, tuple[Parameter, ...]]] | None = fatbin.image_kernels(data)
+    def __init__(self, read: Callable[[], Bytes], held_bytes: int = 0) -> None:
+        """`read` gives the bytes, at the first question; `held_bytes` is what they take until then."""
+        self.held_bytes = held_bytes
+        self._pieces: Iterator[dict[str, tuple[Parameter, ...]]] | None = _pieces(read)
         self._kernels: dict[str, tuple[Parameter, ...]] = {}
 
     def parameters(self, kernel: str) -> tuple[Parameter, ...] | None:
@@ -42,13 +46,17 @@ class Image:
         while kernel not in self._kernels and self._pieces is not None:
             try:
                 piece = next(self._pieces, None)
-            except ValueError:
+            except (OSError, ValueError):
                 piece = None
             if piece is None:
                 self._pieces, self.held_bytes = None, 0
             else:
                 self._kernels = piece | self._kernels
         return self._kernels.get(kernel)
+
+
+def _pieces(read: Callable[[], Bytes]) -> Iterator[dict[str, tuple[Parameter, ...]]]:
+    yield from fatbin.image_kernels(read())
 
 
 @dataclass
@@ -86,7 +94,7 @@ class Images:
     """Takes images out of processes. Belongs to the thread that drains the rings: it must be quick and in time."""
 
     def __init__(self) -> None:
-        self._files: dict[tuple[str, int], mmap.mmap | None] = {}  # (path, inode)
+        self._files: dict[tuple[str, int], int | None] = {}  # (path, inode): descriptor
         self._copies: list[Image] = []
         self.unreadable = 0
 
@@ -120,31 +128,45 @@ class Images:
         return taken
 
     def _name(self, pid: int, address: int, mapped: _Mapped) -> str | None:
-        raw = self._file_bytes(pid, address, mapped, _MAX_NAME_BYTES) or _read(pid, address, _MAX_NAME_BYTES)
-        name, end, _ = raw.partition(b"\0")
-        return name.decode("utf-8", "replace") if end else None
+        for size in (1024, _MAX_NAME_BYTES):
+            raw = self._file_bytes(pid, address, mapped, size) or _read(pid, address, size)
+            name, end, _ = raw.partition(b"\0")
+            if end:
+                return name.decode("utf-8", "replace")
+        return None
 
     def _file_bytes(self, pid: int, address: int, mapped: _Mapped, size: int) -> bytes:
         """What a mapped file holds for an address: a name is never written to. Empty where no file is mapped."""
         found = mapped.find(address)
-        data = self._open(f"/proc/{pid}/root{found[1]}", found[2]) if found else None
-        return data[found[0] : found[0] + size] if data is not None and found else b""
+        file = self._open(f"/proc/{pid}/root{found[1]}", found[2]) if found else None
+        return _pread(file, size, found[0]) if file is not None and found else b""
 
     def _file_image(self, pid: int, path: str) -> Image | None:
         root = f"/proc/{pid}/root" if path.startswith("/") else f"/proc/{pid}/cwd/"
-        data = self._open(f"{root}{path}", -1)
-        return Image(data) if data is not None else None
+        file = self._open(f"{root}{path}", -1)
+        return Image(partial(_pread, file, fatbin.MAX_ENTRY_BYTES, 0)) if file is not None else None
 
-    def _open(self, path: str, inode: int) -> mmap.mmap | None:
-        if (path, inode) not in self._files:
-            self._files[path, inode] = None
-            try:
-                with open(path, "rb") as file:
-                    if inode < 0 or os.fstat(file.fileno()).st_ino == inode:
-                        self._files[path, inode] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except (OSError, ValueError):
-                pass
-        return self._files[path, inode]
+    def _open(self, path: str, inode: int) -> int | None:
+        """A descriptor of a regular file; paths come from the target, which may name anything."""
+        key = (path, inode)
+        if key not in self._files and len(self._files) < MAX_FILES:
+            self._files[key] = None
+            with contextlib.suppress(OSError, ValueError):
+                place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+                try:
+                    status = os.fstat(place)
+                    if stat.S_ISREG(status.st_mode) and inode in (-1, status.st_ino):
+                        self._files[key] = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+                finally:
+                    os.close(place)
+        return self._files.get(key)
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._files.values():
+            if file is not None:
+                os.close(file)
+        self._files.clear()
 
     def _at(self, pid: int, address: int, mapped: _Mapped) -> Image | None:
         header = _read(pid, address, 16)
@@ -154,12 +176,10 @@ class Images:
         found = mapped.find(address)
         if found is not None:
             offset, path, inode = found
-            data = self._open(f"/proc/{pid}/root{path}", inode)
-            if data is not None and offset + 16 <= len(data):
-                # A process that is gone cannot be asked; a file that its memory contradicts is another's.
-                if header and data[offset : offset + 16] != header:
-                    return None
-                return Image(_one_image(memoryview(data)[offset:]))
+            file = self._open(f"/proc/{pid}/root{path}", inode)
+            # A process that is gone cannot be asked; a file that its memory contradicts is another's.
+            if file is not None and header in (b"", _pread(file, 16, offset)):
+                return Image(partial(_file_image_bytes, file, offset))
         if not header:
             return None
         size = _image_bytes(pid, address, header)
@@ -167,16 +187,25 @@ class Images:
         held = sum(image.held_bytes for image in self._copies)
         if not 0 < size <= min(MAX_COPY_BYTES, MAX_HELD_BYTES - held):
             return None
-        self._copies.append(Image(_read(pid, address, size)))
+        copy = _read(pid, address, size)
+        self._copies.append(Image(lambda: copy, len(copy)))
         return self._copies[-1]
 
 
-def _one_image(data: memoryview) -> memoryview:
-    """Of a section's rest only the container that begins it: others belong to other modules."""
+def _file_image_bytes(file: int, offset: int) -> bytes:
+    """An image in a file: of a section of containers the one that begins there, others belong to other modules."""
     try:
-        return data[: fatbin.container_bytes(data)]
+        size = fatbin.container_bytes(_pread(file, 16, offset))
     except ValueError:
-        return data
+        size = fatbin.MAX_ENTRY_BYTES
+    return _pread(file, min(size, fatbin.MAX_CONTAINERS_BYTES), offset)
+
+
+def _pread(file: int, size: int, offset: int) -> bytes:
+    try:
+        return os.pread(file, size, offset)
+    except (OSError, OverflowError):
+        return b""
 
 
 def _image_bytes(pid: int, address: int, header: bytes) -> int:
@@ -219,8 +248,6 @@ def _read(pid: int, address: int, size: int) -> bytes:
     except OSError:
         return b""
     try:
-        return os.pread(memory, size, address)
-    except (OSError, OverflowError):
-        return b""
+        return _pread(memory, size, address)
     finally:
         os.close(memory)

@@ -158,7 +158,8 @@ class Kernels:
                 process.handles.setdefault(handle, []).append(_Named(ts_ns, container, ""))
             else:
                 name = told if isinstance(told, str) else text[: max(0, length - 1)].decode("utf-8", "replace")
-                process.handles.setdefault(handle, []).append(_Named(ts_ns, container, name))
+                if name:  # else its process ended before the name could be read: the stub's symbol tells it
+                    process.handles.setdefault(handle, []).append(_Named(ts_ns, container, name))
 
     @staticmethod
     def _answer(process: _Process, handle: int, index: int, parameter: Parameter, result: int) -> None:

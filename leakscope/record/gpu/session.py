@@ -70,10 +70,12 @@ class LaunchRecording:
 
     @staticmethod
     def _section(module: Module) -> Image | None:
-        try:
-            return Image(fatbin_section(module.data)) if module.data is not None else None
-        except ValueError:
-            return None
+        data = module.data
+        return Image(lambda: fatbin_section(data)) if data is not None else None
+
+    def close(self) -> None:
+        """Close what was opened."""
+        self._images.close()
 
     def losses(self) -> list[Loss]:
         """Launches whose arguments are not, or not all, known."""
