@@ -6,6 +6,7 @@
  * sent as failed and never becomes a live range. */
 #pragma once
 #include "marks.bpf.h"
+#include "launches.bpf.h"
 #include "python.bpf.h"
 #include "ranges.bpf.h"
 #include "sizes.bpf.h"
@@ -107,7 +108,11 @@ int on_function_entry(struct pt_regs *ctx)
 	open.owner = call.enclosing_owner;
 	if (spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC)
 		open.owner |= family;
+	if (is_launch(spec->role))
+		open.owner |= OWNER_LAUNCH;
 	bpf_map_update_elem(&thread_calls, &tid, &open, BPF_ANY);
+	if (CONFIG_LAUNCH_ARGS && is_launch(spec->role) && !(call.enclosing_owner & OWNER_LAUNCH))
+		send_launch_arguments(spec->role, &call);
 	return 0;
 }
 
@@ -194,20 +199,10 @@ int on_function_return(struct pt_regs *ctx)
 	range.pid = tgid;
 	range.space = spec->space;
 
-	if (spec->role == ROLE_LAUNCH_DRIVER || spec->role == ROLE_LAUNCH_RUNTIME) {
+	if (is_launch(spec->role)) {
 		values.type = CALL_LAUNCH;
-		values.addr = call.args[0];
-		if (spec->role == ROLE_LAUNCH_DRIVER) { /* (f, gx, gy, gz, bx, by, bz, shared, stream, …) */
-			values.size_bytes = (u32)call.args[1] | call.args[2] << 32;
-			values.requested_bytes = (u32)call.args[3] | call.args[4] << 32;
-			values.arg0 = (u32)call.args[5] | call.args[6] << 32;
-			values.context = user_u64(call.sp + 24);
-		} else { /* (f, dim3 grid, dim3 block, args, shared, stream): a dim3 takes two registers */
-			values.size_bytes = call.args[1];
-			values.requested_bytes = (u32)call.args[2] | call.args[3] << 32;
-			values.arg0 = call.args[3] >> 32 | call.args[4] << 32;
-			values.context = call.args[7];
-		}
+		values.arg1 = values.context;
+		describe_launch(spec->role, &call, &values);
 	} else if (spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC) {
 		measure(spec, &call, &values.size_bytes, &values.requested_bytes);
 		if (ok) {

@@ -114,6 +114,40 @@ struct mark_record { /* 176 bytes */
 	char name[MARK_NAME_BYTES];
 };
 
+/* Words of a kernel launch that may be pointer arguments, 16 a record; a launch with more sends several. */
+enum launch_words { LAUNCH_WORDS = 16, LAUNCH_WORDS_MAX = 64 };
+enum launch_flag { LAUNCH_BUFFER = 1 }; /* from the packed buffer of `extra`, not from kernelParams */
+
+struct launch_record { /* 168 bytes */
+	u64 launch_id;
+	u64 ts_ns;
+	u64 function;
+	u32 pid;
+	u32 layout;          /* id of the launch_layout that said what to read; 0: each slot's first word */
+	u16 first;           /* number of values[0] among the words of the launch */
+	u16 count;
+	u32 flags;
+	u64 values[LAUNCH_WORDS];
+};
+
+/* Where a handle of a kernel, module or library comes from, and the kernel's name. */
+enum kernel_names { KERNEL_NAME_BYTES = 960 };
+
+struct kernel_record { /* 1024 bytes */
+	u64 ts_ns;
+	u64 handle;          /* of the kernel, module or library; cuFuncGetParamInfo: the kernel asked about */
+	u64 container;       /* module or library of a kernel, what an alias stands for, index of a parameter, the wrapper
+	                      * of a registered fat binary */
+	u64 address;         /* of the image; of the name; offset of a parameter */
+	u64 size_bytes;      /* of a parameter */
+	u32 pid;
+	u32 role;
+	s32 result;
+	u32 name_bytes;      /* with the final 0; 0: not read, KERNEL_NAME_BYTES: cut off */
+	u64 pad;
+	char name[KERNEL_NAME_BYTES];
+};
+
 enum call_flag { CALL_NESTED = 1, CALL_PARTIAL = 2, CALL_IN_HEAP = 4 };
 #define MAP_IN_HEAP 0x80000000U /* put beside mmap's own flags: malloc took this mapping for itself */
 enum map_call { MAP_MMAP = 0, MAP_MUNMAP = 1, MAP_MREMAP = 2, MAP_BRK = 3, MAP_MADVISE = 4 };

@@ -27,6 +27,10 @@ STRUCTURES = {
     "mark_record": records.MARK_RECORD,
     "range_key": records.RANGE_KEY,
     "live_range": records.LIVE_RANGE,
+    "launch_record": records.LAUNCH_RECORD,
+    "kernel_record": records.KERNEL_RECORD,
+    "launch_key": records.LAUNCH_KEY,
+    "launch_layout": records.LAUNCH_LAYOUT,
     "rss_key": records.RSS_KEY,
     "rss_value": records.RSS_VALUE,
 }

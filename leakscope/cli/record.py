@@ -21,6 +21,15 @@ def record(
         str, typer.Option(help="Stacks of kernel allocations: none, sampled, or all (about three times the price).")
     ] = "sampled",
     launches: Annotated[bool, typer.Option("--launches", help="Record GPU kernel launches too.")] = False,
+    launch_args: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=64,
+            help="With --launches: words of a launch's parameters to read for pointers, 0 none.",
+        ),
+    ] = 16,
     malloc: Annotated[
         bool, typer.Option("--malloc", help="Record libc's malloc family too: 2-20 µs a call, see docs.")
     ] = False,
@@ -76,6 +85,7 @@ def record(
         force=force,
         stacks=stacks,
         launches=launches,
+        launch_args=launch_args if launches else 0,
         malloc=malloc,
         libraries=library or [],
         interval_s=interval,

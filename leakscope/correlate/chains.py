@@ -53,7 +53,26 @@ def build_chain(site: Site, row: pd.Series, stacks: Stacks, nested: Nesting, ran
         links.append(link("frame", caller.text))
     end = {"kernel": "slab_cache" if site.slab_cache else "kind", "host": "map", "gpu": "device"}[site.layer]
     links.append(link(end, site.slab_cache or site.kind, "event", 1.0))
-    return Chain(site.id, (*ranges, *links), _detail(row, stacks, nested))
+    return Chain(site.id, (*ranges, *links, *_launches(site)), _detail(row, stacks, nested))
+
+
+APPROXIMATE_TOUCH = 0.5
+"""Confidence of a touch by a word that may be no argument."""
+
+
+def _launches(site: Site) -> list[ChainLink]:
+    """The kernels that got pointers into what the site keeps: launches, and bytes of what they touched."""
+    return [
+        ChainLink(
+            "launches",
+            kernel.kernel or "unknown kernel",
+            "argument",
+            1.0 if kernel.exact else APPROXIMATE_TOUCH,
+            kernel.launches,
+            kernel.bytes,
+        )
+        for kernel in (site.touches.kernels if site.touches else ())
+    ]
 
 
 def _own_share(row: pd.Series) -> float:

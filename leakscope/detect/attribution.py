@@ -20,6 +20,7 @@ from leakscope.correlate.marks import range_links, site_ranges
 from leakscope.correlate.nesting import nesting
 from leakscope.correlate.sites import Holdings, folded_cache, holdings, merge_sites
 from leakscope.correlate.stacks import Stacks
+from leakscope.correlate.touches import graph_launches, touches_by_site
 from leakscope.correlate.visibility import frees_visible
 from leakscope.correlate.wrappers import (
     ALLOCATOR,
@@ -115,6 +116,8 @@ def attribute(con: duckdb.DuckDBPyConnection, manifest: Manifest, options: Optio
     ranges = {s: range_links(reported[s], int(row_of[s]["own_objects"]), paths[s]) for s in paths}
     for number, links in ranges.items():
         reported[number].ranges = tuple(link.name for link in links)
+    for number, touches in touches_by_site(con, _pointed_at(listed), _evidence_ends(lives, bounds)).items():
+        reported[number].touches = touches
     numbers = {site_id: number for number, site_id in ids.items()}
     wanted = [numbers[site] for f in findings for site in f.sites]
     wanted += [int(s) for s in listed[listed["visible"]]["site"].head(options.chains)]
@@ -133,12 +136,27 @@ def attribute(con: duckdb.DuckDBPyConnection, manifest: Manifest, options: Optio
         chains=chains,
         sites=list(reported.values()),
         sites_total=len(sites),
-        losses=_loss_rows(losses, con),
+        losses=[*_loss_rows(losses, con), *_graph_rows(con)],
         reconciliation=rows,
     )
 
 
 _CALLER_IDENTITY = ["layer", "kind", "api", "kernel_stack", "user_stack", "python_stack"]
+
+
+def _pointed_at(listed: pd.DataFrame) -> pd.DataFrame:
+    """Sites of memory whose address kernels get."""
+    kept = listed[(listed["layer"] != "kernel") & (listed["live_bytes"] > 0)]
+    return kept[["site", *_CALLER_IDENTITY]]
+
+
+def _evidence_ends(lives: pd.DataFrame, bounds: pd.DataFrame) -> pd.DataFrame:
+    """source_id, pid, end_ns of the processes that are judged."""
+    end_of = dict(zip(bounds["source_id"], bounds["end_ns"], strict=True))
+    judged = lives[lives["judged"] & (lives["pid"] >= 0)]
+    ends = judged["source_id"].map(end_of).to_numpy(np.int64)
+    exits = judged["exit_ns"].to_numpy(np.int64)
+    return judged[["source_id", "pid"]].assign(end_ns=np.where(exits > 0, exits, ends))
 
 
 def _slab_check(
@@ -186,6 +204,11 @@ def _loss_rows(losses: Sequence[Loss], con: duckdb.DuckDBPyConnection) -> list[R
         Row(layer, "frees of memory allocated before the recording (not subtracted)", count, "count")
         for layer, count in unknown_frees(con)
     ]
+
+
+def _graph_rows(con: duckdb.DuckDBPyConnection) -> list[Row]:
+    launched = graph_launches(con)
+    return [Row("gpu", "graph launches, whose kernels and buffers are not seen", launched, "count")] if launched else []
 
 
 def _repaired(sites: pd.DataFrame) -> dict[str, int]:

@@ -118,7 +118,7 @@ LAUNCH_ARGUMENTS = pa.schema(
         ("launch_id", pa.int64()),
         ("ts_ns", pa.int64()),  # of the launch
         ("pid", pa.int32()),
-        ("position", pa.int16()),  # of the parameter, from 0
+        ("position", pa.int16()),  # of the parameter, from 0; -1: what of the launch's parameters was not read
         ("value", pa.uint64()),  # a pointer-sized argument: touches the live device range that it falls into
         (
             "approximate",

@@ -18,6 +18,7 @@ class RecordOptions:
     force: bool = False
     stacks: str = "sampled"
     launches: bool = False
+    launch_args: int = 16  # words of a launch's parameters that are read, with `launches`
     malloc: bool = False
     libraries: list[Path] = field(default_factory=list)
     interval_s: float = 1.0

@@ -160,6 +160,7 @@ class Recorder:
             options={
                 "stacks": options.stacks,
                 "launches": options.launches,
+                "launch_args": options.launch_args if options.launches else 0,
                 "malloc": options.malloc,
                 "interval_s": options.interval_s,
                 "flush_s": options.flush_s,

@@ -65,6 +65,35 @@ MARK_RECORD = np.dtype(
     ]
 )  # fmt: skip
 """176 bytes: an NVTX range begins or ends, or a mark."""
+LAUNCH_WORDS, LAUNCH_WORDS_MAX = 16, 64
+LAUNCH_RECORD = np.dtype(
+    [
+        ("launch_id", "<u8"), ("ts_ns", "<u8"), ("function", "<u8"), ("pid", "<u4"), ("layout", "<u4"),
+        ("first", "<u2"), ("count", "<u2"), ("flags", "<u4"), ("values", "<u8", (LAUNCH_WORDS,)),
+    ]
+)  # fmt: skip
+"""168 bytes: words of a kernel launch that may be pointer arguments."""
+LAUNCH_BUFFER = 1  # enum launch_flag
+
+KERNEL_NAME_BYTES = 960
+KERNEL_RECORD = np.dtype(
+    [
+        ("ts_ns", "<u8"), ("handle", "<u8"), ("container", "<u8"), ("address", "<u8"), ("size_bytes", "<u8"),
+        ("pid", "<u4"), ("role", "<u4"), ("result", "<i4"), ("name_bytes", "<u4"), ("pad", "<u8"),
+        ("name", f"S{KERNEL_NAME_BYTES}"),
+    ]
+)  # fmt: skip
+"""1,024 bytes: where a handle of a GPU kernel, module or library comes from."""
+
+LAUNCH_KEY = np.dtype([("function", "<u8"), ("pid", "<u4"), ("pad", "<u4")])
+LAUNCH_LAYOUT = np.dtype(
+    [
+        ("id", "<u4"),
+        ("words", "<u4"),
+        ("word", [("slot", "<u2"), ("offset", "<u2"), ("buffer_offset", "<u4")], (LAUNCH_WORDS_MAX,)),
+    ]
+)
+"""520 bytes: which words of a kernel's parameters the probes read."""
 
 RSS_KEY = np.dtype([("pid", "<u4"), ("member", "<u4")])
 RSS_VALUE = np.dtype([("last_bytes", "<u8"), ("peak_bytes", "<u8")])
@@ -90,6 +119,7 @@ STACK_OVERFLOW_BIT = 1 << 30
 COUNTERS = (
     "mem_dropped", "call_dropped", "live_full", "live_busy", "stack_collision", "stack_fault", "free_unmatched",
     "page_user", "site_full", "call_map_full", "python_dropped", "python_busy", "live_entries", "site_sequence",
-    "call_sequence", "python_sequence", "mark_dropped", "mark_too_deep", "mark_threads_full",
+    "call_sequence", "python_sequence", "mark_dropped", "mark_too_deep", "mark_threads_full", "launch_dropped",
+    "kernel_dropped",
 )  # fmt: skip
 """Rows of the `counters` map, in the order of enum counter."""

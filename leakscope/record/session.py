@@ -25,6 +25,7 @@ from leakscope.record.decode.columns import EventColumns
 from leakscope.record.decode.kernel_objects import KernelObjects
 from leakscope.record.decode.marks import Marks
 from leakscope.record.decode.sites import Sites
+from leakscope.record.gpu.session import LaunchRecording, launch_configuration
 from leakscope.record.kernel.btf import KernelTypes
 from leakscope.record.kernel.objects import SlabCacheOfAddress
 from leakscope.record.loader import ProgramConfig, load
@@ -72,6 +73,7 @@ class Session:
             live_entries=options.live_entries,
             with_functions=True,
             nvtx=self._records_marks(),
+            **launch_configuration(options),
         )
         scope.configure(options, config)
         self._config_scope = config.scope
@@ -113,7 +115,9 @@ class Session:
             self._cache_of,
             lambda: types.enum_bit("___GFP_ACCOUNT_BIT"),
         )
-        calls = Calls(columns, self._interner, self._programs.map("live_ranges"), self.exits)
+        self._launches = LaunchRecording(options, self._programs, self._spaces, SOURCE_ID) if options.launches else None
+        names = self._launches.arguments.names if self._launches else None
+        calls = Calls(columns, self._interner, self._programs.map("live_ranges"), self.exits, names)
         self._counters = Counters(self._programs.map("counters"))
         self._rss = self._programs.map("rss")
         self._mem_ring = Ring(self._programs.map("mem_ring").fd, config.mem_ring_bytes, records.MEM_RECORD)
@@ -130,7 +134,7 @@ class Session:
 
         self._samplers = SamplerSet(self.processes.alive, lambda: [options.cgroup] if options.cgroup else [])
         source.facts.update(self._samplers.facts())
-        groups = ["memory", *(["launch"] if options.launches else []), *(["heap"] if options.malloc else [])]
+        groups = ["memory", *(["launch", "kernel"] if options.launches else []), *(["heap"] if options.malloc else [])]
         self._functions = FunctionProbes(self._programs, self._attachments, self._programs.map("functions"), groups)
         self._marks = MarkProbes(self._functions, config.nvtx)
         self._mark_rows = Marks(SOURCE_ID)
@@ -142,6 +146,7 @@ class Session:
             calls=calls,
             objects=KernelObjects(columns, self._sites, self._interner, self.exits),
             marks=self._mark_rows,
+            arguments=self._launches.arguments if self._launches else None,
         )
         self._attach(members)
         self._sample_requested = threading.Event()
@@ -216,10 +221,12 @@ class Session:
 
     def drain(self) -> None:
         """Read all rings once and hand a batch to the sink when it is due."""
+        launches = self._launches.read_launches() if self._launches else []
         objects = self._mem_ring.read()
         # After the objects: whatever ended before these frees is then in the calls already.
         calls = self._call_ring.read()
         marks = self._mark_ring.read()
+        kernels = self._launches.read_kernels() if self._launches else []
         side_band = self._side_band.read()
         # Before its stacks: a process is known by its mapping. After all events: a stack is sent before what names it.
         self._python.follow(side_band)
@@ -237,6 +244,8 @@ class Session:
             if len(marks):
                 batch.marks.append(marks)
             batch.side_band += side_band
+            batch.kernels += kernels
+            batch.launches += launches
             self._batch_rows += len(objects) + len(calls) + len(marks)
             due = time.monotonic() - self._flushed_at >= self._options.flush_s
             if self._batch_rows < BATCH_ROWS and not due:
@@ -379,6 +388,7 @@ class Session:
         losses = self._counters.losses() + (self._recursion or [])
         losses += [Loss(probe, what, count, detail) for probe, what, count, detail in self._samplers.losses()]
         losses += [Loss(probe, "attach_failed", 1, reason) for probe, reason in self._attachments.failed]
+        losses += self._launches.losses() if self._launches else []
         if self._side_band.lost:
             losses.append(Loss("side-band", "sideband_lost", self._side_band.lost, "mappings or forks not seen"))
         if unresolved := self._interner.unresolved_frames - lines.named:
@@ -413,6 +423,8 @@ class Session:
         self._attachments.close()
         if self.sink.error is None:
             self.sink.close()
+        if self._launches:
+            self._launches.close()
         self._samplers.close()
         self._side_band.close()
         self._cache_of.close()

@@ -21,7 +21,10 @@ from leakscope.capture import CaptureWriter
 from leakscope.record.decode.calls import Calls
 from leakscope.record.decode.kernel_objects import KernelObjects
 from leakscope.record.decode.marks import Marks
+from leakscope.record.gpu.arguments import LaunchArguments
+from leakscope.record.gpu.images import Image
 from leakscope.record.processes import Processes
+from leakscope.record.records import CALL_RECORD
 from leakscope.record.ring import joined
 from leakscope.record.side_band import SideBandEvent
 from leakscope.record.symbols.address_space import AddressSpaces
@@ -44,6 +47,8 @@ class Batch:
     objects: list[np.ndarray] = field(default_factory=list)
     marks: list[np.ndarray] = field(default_factory=list)
     samples: list[pa.Table] = field(default_factory=list)
+    kernels: list[tuple[np.ndarray, list[Image | str | None]]] = field(default_factory=list)
+    launches: list[np.ndarray] = field(default_factory=list)
 
 
 class Sink:
@@ -59,6 +64,7 @@ class Sink:
         calls: Calls,
         objects: KernelObjects,
         marks: Marks,
+        arguments: LaunchArguments | None = None,
     ) -> None:
         self._writer = writer
         self._spaces = spaces
@@ -67,6 +73,7 @@ class Sink:
         self._calls = calls
         self._objects = objects
         self._marks = marks
+        self._arguments = arguments
         self._queue: queue.Queue[Batch | None] = queue.Queue(maxsize=8)
         self._ended: dict[int, int] = {}
         self._manifest_saved_ns = 0
@@ -110,6 +117,8 @@ class Sink:
                 if event.pid != event.other and self._processes.belongs(event.other):
                     self._processes.forked(event.other, event.pid, event.ts_ns)
                     self._spaces.fork(event.other, event.pid, event.ts_ns)
+                    if self._arguments:
+                        self._arguments.kernels.forked(event.other, event.pid)
             elif not self._processes.belongs(event.pid):
                 continue
             elif event.kind == "map":
@@ -119,19 +128,27 @@ class Sink:
             elif event.kind == "exec":
                 self._spaces.start(event.pid, event.ts_ns)
                 self._processes.named(event.pid, event.text)
+                if self._arguments:
+                    self._arguments.kernels.forget(event.pid)
             elif event.kind == "comm" and event.pid == event.tid:
                 self._processes.named(event.pid, event.text)
 
     def _process(self, batch: Batch) -> None:
         self.follow(batch.side_band)
         tables: list[tuple[str, pa.Table]] = []
-        if batch.calls:
-            decoded = self._calls.decode(np.concatenate(batch.calls))
+        for records, images in batch.kernels if self._arguments else ():
+            self._arguments.kernels.follow(records, images)  # type: ignore[union-attr]
+        if batch.calls or batch.launches:
+            called = np.concatenate(batch.calls) if batch.calls else np.empty(0, CALL_RECORD)
+            decoded = self._calls.decode(called)
             for pid, ts_ns in decoded.exits.items():
                 self._processes.ended(pid, ts_ns)
                 self._ended[pid] = ts_ns
             tables += [("mem_events", table) for table in decoded.mem_events]
             tables += [("calls", decoded.calls), ("launches", decoded.launches)]
+            if self._arguments:
+                arguments = self._arguments.table(batch.launches, decoded.mem_events, called)
+                tables.append(("launch_arguments", arguments))
         if batch.objects:
             tables.append(("mem_events", self._objects.table(_in_order(batch.objects))))
         tables += [("samples", table) for table in batch.samples]
@@ -144,7 +161,7 @@ class Sink:
         if events:
             merged = _concatenate(events)
             self._write("mem_events", merged)
-        for name in ("calls", "launches", "samples"):
+        for name in ("calls", "launches", "launch_arguments", "samples"):
             parts = [table for kind, table in tables if kind == name and table is not None and table.num_rows]
             if parts:
                 self._write(name, _concatenate(parts))
@@ -154,6 +171,8 @@ class Sink:
         for pid in [pid for pid, ts_ns in self._ended.items() if ts_ns + FORGET_AFTER_NS < batch.ts_ns]:
             del self._ended[pid]
             self._spaces.forget(pid)
+            if self._arguments:
+                self._arguments.kernels.forget(pid)
 
     def _write(self, table: str, rows: pa.Table) -> None:
         if rows.num_rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,10 +46,18 @@ class DecodedCalls:
 class Calls:
     """Decodes batches of CALL_RECORD; keeps `exits` (pid → ts_ns) of the whole recording up to date."""
 
-    def __init__(self, columns: EventColumns, interner: Interner, live_ranges: Map, exits: dict[int, int]) -> None:
+    def __init__(
+        self,
+        columns: EventColumns,
+        interner: Interner,
+        live_ranges: Map,
+        exits: dict[int, int],
+        kernel_names: Callable[[np.ndarray], pa.Array] | None = None,
+    ) -> None:
         self._columns = columns
         self._interner = interner
         self._live = live_ranges
+        self._kernel_names = kernel_names
         self.exits = exits
         self.mappings = Mappings(columns)
         self._apis = np.array([columns.apis.code(p.api) for p in FUNCTIONS], np.int16)
@@ -254,6 +263,7 @@ class Calls:
             "ts_ns": launched["enter_ns"], "pid": launched["pid"], "tid": launched["tid"],
             "function": launched["addr"], "stream": launched["context"], "result": launched["result"],
             "user_stack": self._stacks_of(launched), "mark_id": mark_ids(launched["pid"], launched["mark"]),
+            "context": launched["arg1"],
         }  # fmt: skip
         arrays = []
         for f in LAUNCHES:
@@ -261,6 +271,8 @@ class Calls:
                 arrays.append(self._call_apis.array(launched["function"]))
             elif f.name in triples:
                 arrays.append(pa.ListArray.from_arrays(pa.array(offsets), pa.array(triples[f.name].reshape(-1))))
+            elif f.name == "kernel" and self._kernel_names:
+                arrays.append(self._kernel_names(launched))
             elif f.name in plain:
                 arrays.append(pa.array(np.ascontiguousarray(plain[f.name]).astype(f.type.to_pandas_dtype())))
             else:

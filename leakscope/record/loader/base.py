@@ -44,6 +44,10 @@ class ProgramConfig:
     range_entries: int = 1 << 18
     stack_entries: int = 1 << 14
     site_entries: int = 1 << 14
+    launch_args: int = 0  # words of a launch's parameters that are read, at most 64; 0 = none
+    launch_ring_bytes: int = 4096
+    kernel_ring_bytes: int = 4096
+    layout_entries: int = 64
     with_maps: bool = True
     with_functions: bool = False
     nvtx: bool = False
@@ -99,6 +103,10 @@ class ProgramConfig:
             "RSS_SIZE": rss.get("size", 24),
             "TASK_THREAD_PID": types.member_offset("task_struct", "thread_pid") or 0,
             "PID_LEVEL": types.member_offset("pid", "level") or 0,
+            "LAUNCH_ARGS": self.launch_args,
+            "LAUNCH_RING_BYTES": self.launch_ring_bytes,
+            "KERNEL_RING_BYTES": self.kernel_ring_bytes,
+            "LAYOUT_ENTRIES": self.layout_entries,
             "PID_NUMBERS": types.member_offset("pid", "numbers") or 0,
         }
 

@@ -26,8 +26,11 @@ _MAP_SIZES = {
     "live": "LIVE_ENTRIES",
     "live_pages": "PAGE_ENTRIES",
     "live_ranges": "RANGE_ENTRIES",
+    "launch_ring": "LAUNCH_RING_BYTES",
+    "kernel_ring": "KERNEL_RING_BYTES",
+    "launch_layouts": "LAYOUT_ENTRIES",
 }
-_UPROBES = ("on_function_entry", "on_function_return", "on_mark")
+_UPROBES = ("on_function_entry", "on_function_return", "on_kernel_entry", "on_kernel_return", "on_mark")
 _PER_CPU_MAPS = frozenset({"counters", "site_states", "stack_budget"})
 
 _PRINTER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bpf_programs import NVTX_LIBRARY
 from leakscope.record.probes.libraries import FunctionProbes
-from leakscope.record.symbols.elf import ElfFile
+from leakscope.symbols.elf import ElfFile
 
 VARIABLE = "NVTX_INJECTION64_PATH"
 PROGRAM = "on_mark"

@@ -67,6 +67,11 @@ class Module:
         """The build id if it was told or read already; never opens the file."""
         return self._build_id
 
+    @property
+    def data(self) -> mmap.mmap | None:
+        """The bytes of the file, None where it cannot be read."""
+        return self._data
+
     def function_at(self, offset: int) -> str:
         """Readable name of the function at a file offset, '' when unknown."""
         elf = self._load()
