@@ -20,6 +20,7 @@ from leakscope.record.gpu.cubin import Parameter
 from leakscope.record.gpu.images import Image
 from leakscope.record.kernel.bpf import Map
 from leakscope.record.probes import functions
+from leakscope.symbols.demangle import demangle
 
 _INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE: no parameter of that index
 _MAX_ALIASES = 4
@@ -210,7 +211,7 @@ class Kernels:
             image = process.image(told.container, max(ts_ns, told.ts_ns))
             parameters = (image.parameters(told.name) if image else None) or parameters
         layout = Layout.of(parameters, self.limit) if parameters is not None else None
-        kernel = Kernel(told.name, parameters, layout)
+        kernel = Kernel(demangle(told.name), parameters, layout)
         if layout is not None:
             kernel.layout_id, self._next_layout = self._next_layout, self._next_layout + 1
             self._by_layout[kernel.layout_id] = kernel

@@ -63,7 +63,7 @@ class LaunchRecording:
         if mapping is None:
             return "", None
         module = mapping.module
-        name = module.function_at(address - mapping.start + mapping.file_offset)
+        name = module.symbol_at(address - mapping.start + mapping.file_offset)
         if name and module not in self._sections:
             self._sections[module] = self._section(module)
         return name, self._sections.get(module)

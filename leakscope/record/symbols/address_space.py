@@ -74,9 +74,13 @@ class Module:
 
     def function_at(self, offset: int) -> str:
         """Readable name of the function at a file offset, '' when unknown."""
+        return demangle(self.symbol_at(offset))
+
+    def symbol_at(self, offset: int) -> str:
+        """Name of the function at a file offset as the file has it, '' when unknown."""
         elf = self._load()
         try:
-            return demangle(elf.function_at(offset)) if elf else ""
+            return elf.function_at(offset) if elf else ""
         except ValueError as error:
             self._give_up(error)
             return ""
