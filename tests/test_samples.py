@@ -32,7 +32,10 @@ cuMemCreate cuMemRelease cuMemAddressReserve cuMemAddressFree cuMemMap cuMemUnma
 cuMemRetainAllocationHandle
 cuArrayCreate_v2 cuArray3DCreate_v2 cuArrayDestroy cuMipmappedArrayCreate cuMipmappedArrayDestroy
 cuIpcGetMemHandle cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle
+cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary cuModuleUnload cuModuleGetFunction
+cuLibraryLoadData cuLibraryUnload cuLibraryGetKernel cuKernelGetFunction cuFuncGetParamInfo cuKernelGetParamInfo
 cuLaunchKernel cuLaunchKernel_ptsz cuLaunchKernelEx cuLaunchKernelEx_ptsz
+cuLaunchCooperativeKernel cuLaunchCooperativeKernel_ptsz
 cuGraphCreate cuGraphDestroy cuGraphInstantiateWithFlags cuGraphLaunch cuGraphLaunch_ptsz cuGraphExecDestroy
 cuGetProcAddress_v2 standin_read_usage
 """
@@ -45,7 +48,8 @@ cudaFreeAsync cudaFreeAsync_ptsz cudaDeviceGetDefaultMemPool
 cudaMallocHost cudaHostAlloc cudaFreeHost cudaHostRegister cudaHostUnregister
 cudaMallocArray cudaMalloc3DArray cudaFreeArray
 cudaIpcGetMemHandle cudaIpcOpenMemHandle cudaIpcCloseMemHandle
-cudaLaunchKernel cudaLaunchKernel_ptsz
+cudaLaunchKernel cudaLaunchKernel_ptsz cudaLaunchKernelExC cudaLaunchCooperativeKernel cudaGetFuncBySymbol
+__cudaRegisterFatBinary __cudaRegisterFatBinaryEnd __cudaUnregisterFatBinary __cudaRegisterFunction
 """
 FAMILIES = {  # name: (layer, bytes of one object)
     "device": ("gpu", 250_000),
