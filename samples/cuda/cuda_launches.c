@@ -7,7 +7,7 @@
 #include "cuda_kernels.h"
 #include <sys/mman.h>
 
-enum { FORM_OF_ASKED = 4, STALE_BYTES = 100000, RECYCLED_BYTES = 50000, IN_USE_BYTES = 300000, PINNED_BYTES = 20000, EVERY_FORM = 11 };
+enum { FORM_OF_ASKED = 4, STALE_BYTES = 100000, RECYCLED_BYTES = 50000, IN_USE_BYTES = 300000, PINNED_BYTES = 20000, MAPPED_BYTES = 2 << 20, EVERY_FORM = 11 };
 static struct sample sample = {.name = "cuda_launches", .count = 44, .pause_us = 500};
 static const char *log_path = "/dev/null";
 static const char *settle_path;
@@ -166,6 +166,19 @@ SITE void *keep_pinned(void)
     return memory;
 }
 
+/* Physical memory, mapped: it is known by its handle, and kernels get the address of the mapping. */
+SITE CUdeviceptr keep_mapped(void)
+{
+    const CUmemAllocationProp on_device = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                           .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    CUmemGenericAllocationHandle handle;
+    CUdeviceptr address;
+    MUST(cuMemCreate(&handle, MAPPED_BYTES, &on_device, 0));
+    MUST(cuMemAddressReserve(&address, MAPPED_BYTES, 0, 0, 0));
+    MUST(cuMemMap(address, MAPPED_BYTES, 0, handle, 0));
+    return address;
+}
+
 SITE void *keep_stale_block(void)
 {
     void *memory;
@@ -231,6 +244,7 @@ int main(int argc, char **argv)
     if (!log_file)
         die(&sample, log_path);
     void *pinned = keep_pinned(), *in_use = keep_in_use();
+    CUdeviceptr mapped = keep_mapped();
     load_kernels();
     MUST(cuGraphCreate(&empty, 0));
     MUST(cuGraphInstantiateWithFlags(&graph, empty, 0));
@@ -256,6 +270,7 @@ int main(int argc, char **argv)
     for (long i = 0; i < sample.count; i++) {
         int form = (int)(i % EVERY_FORM);
         fill(form, keep_stale_block());
+        fill(form, (void *)(mapped + MAPPED_BYTES - 8));
         void *borrowed = borrow_block();
         scale(form, SCALE, borrowed, in_use, borrowed);
         MUST(cudaFree(borrowed));
@@ -278,9 +293,10 @@ int main(int argc, char **argv)
         {"keep_stale_block", "gpu", "device", "cudaMalloc", sample.count, sample.count * STALE_BYTES},
         {"keep_recycled_block", "gpu", "device", "cuMemAlloc_v2", sample.count, sample.count * RECYCLED_BYTES},
         {"keep_in_use", "gpu", "device", "cudaMalloc", 1, IN_USE_BYTES},
+        {"keep_mapped", "gpu", "vmm", "cuMemCreate", 1, MAPPED_BYTES},
         {"keep_pinned", "host", "pinned", "cudaHostAlloc", 1, PINNED_BYTES},
     };
     snprintf(more, sizeof more, ",\"launches\":%ld,\"graph_launches\":%ld", launches, graph_launches);
     append_usage(more, sizeof more);
-    finish_sample(&sample, sites, 4, sample.count, more);
+    finish_sample(&sample, sites, 5, sample.count, more);
 }
