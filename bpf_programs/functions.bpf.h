@@ -221,6 +221,7 @@ int on_function_return(struct pt_regs *ctx)
 	} else if (spec->role == ROLE_HANDLE_MAP || spec->role == ROLE_HANDLE_UNMAP) {
 		values.addr = call.args[0];
 		values.size_bytes = call.args[1];
+		values.arg1 = spec->role == ROLE_HANDLE_MAP ? call.args[3] : 0;
 	} else {
 		values.addr = call.args[0];
 	}

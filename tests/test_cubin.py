@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from gpu_images import cubin, entry, fatbin, info
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from leakscope.record.gpu import fatbin as reader
@@ -162,7 +162,7 @@ def test_random_damage_is_an_error_or_nothing(number: int) -> None:
 
 
 @given(st.binary(max_size=400))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_hypothesis_any_bytes_are_an_error_or_nothing(data: bytes) -> None:
     assert Image(lambda: data).parameters("copy") is None
     assert Image(lambda: b"\x7fELF\x02\x01" + data).parameters("copy") is None

@@ -133,7 +133,7 @@ def expected(line: dict[str, Any]) -> list[tuple[int, int, int]]:
 @pytest.mark.bpf
 def test_each_launch_is_there_with_its_kernel_and_shape(launched: Launched) -> None:
     log = launched.log
-    assert len(log) == launched.report["launches"] == LEARNING + 5 * ROUNDS + 2
+    assert len(log) == launched.report["launches"] == LEARNING + 6 * ROUNDS + 2
     found = launched.outermost
     for line, row in zip(log, found, strict=True):
         assert line["from_ns"] <= row["ts_ns"] <= line["to_ns"]
@@ -191,6 +191,9 @@ def test_attribute_tells_stale_memory_from_memory_in_use(launched: Launched) -> 
     assert (used.launches, used.touched_bytes) == (len(using), size)
     last = launched.log[using[-1]]
     assert (used.last_kernel, last["from_ns"] <= used.last_touch_ns <= last["to_ns"]) == (last["kernel"], True)
+    # memory of cuMemCreate through its mapping
+    mapped = touches["keep_mapped"]
+    assert (mapped.launches, mapped.last_kernel, mapped.touched_bytes) == (ROUNDS, FILL, 2 << 20)
     # pinned memory of the host counts as well
     assert touches["keep_pinned"].last_kernel == GATHER
     # launches of graphs show nothing, so that idleness before them is no certainty
@@ -230,7 +233,7 @@ def test_without_arguments_launches_have_names_still(bpf: None, tmp_path: Path) 
         recording = recorder.result()
     assert recording.code == 0, recording.stderr
     named = dict(recording.rows("SELECT kernel, count(*) FROM launches WHERE parent_id = 0 GROUP BY 1"))
-    assert named == {FILL: 16, SCALE: 22, GATHER: 16, TICK: 16, "": 1}
+    assert named == {FILL: 21, SCALE: 22, GATHER: 16, TICK: 16, "": 1}
     assert recording.rows("SELECT count(*) FROM launch_arguments") == [(0,)]
     assert recording.losses("arguments_approximate") == recording.losses("arguments_partial") == 0
 

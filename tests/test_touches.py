@@ -194,6 +194,30 @@ def test_what_was_not_seen_makes_idleness_approximate(tmp_path: Path, how: str) 
     assert graphs == ([("graph launches, whose kernels and buffers are not seen", 1)] if how == "graph" else [])
 
 
+def test_memory_behind_a_handle_is_touched_through_its_mappings(tmp_path: Path) -> None:
+    # given a handle mapped at two places after one another, and a place that another handle had before
+    made = Launches(100)
+    made.process()
+    vmm = {"kind": "vmm", "api": "cuMemCreate"}
+    released = made.block(1, 7, 4096, "released", **vmm)
+    made.rows["device_maps"] += [
+        {"ts_ns": made.ns(at), "pid": 100, "op": op, "addr": addr, "size_bytes": size, "handle": handle}
+        for at, op, addr, size, handle in (
+            (2, "map", 0x50000, 4096, 7), (10, "unmap", 0x50000, 8192, 0), (12, "map", 0x50000, 4096, 9),
+            (20, "unmap", 0x4F000, 8192, 0), (22, "map", 0x60000, 4096, 9),
+        )
+    ]  # fmt: skip
+    made.free(released, 11)
+    made.block(11.5, 9, 4096, "mapped", **vmm)
+    for at, addr in ((5, 0x50000), (15, 0x50FFF), (21, 0x50000), (21, 9), (25, 0x60010), (30, 0x61000)):
+        made.launch(at, f"at_{at}", addr)
+    touches = site(made.report(tmp_path), "mapped").touches
+    # then what was launched with an address while it was the handle's counts
+    assert touches is not None
+    assert [kernel.kernel for kernel in touches.kernels] == ["at_25", "at_15"]
+    assert (touches.launches, touches.touched_bytes) == (2, 4096)
+
+
 def test_without_launch_arguments_nothing_is_said(tmp_path: Path) -> None:
     made = Launches(100)
     made.process()

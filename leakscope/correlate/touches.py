@@ -7,6 +7,7 @@ in memory, what graphs launch, and what copies (cudaMemcpy) touch: an allocation
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,8 +19,9 @@ from leakscope.model.results import Touches, TouchingKernel
 if TYPE_CHECKING:
     import duckdb
 
-POINTED_KINDS = ("device", "managed", "async", "ipc", "pinned", "registered")
-"""Kinds whose address is what a kernel gets. Arrays are reached through objects, memory of cuMemCreate through maps."""
+POINTED_KINDS = ("device", "managed", "async", "ipc", "pinned", "registered", "vmm")
+"""Kinds that a kernel gets by address: their own, or (vmm, memory of cuMemCreate) that of a mapping. Arrays are reached
+through objects."""
 IDLE_STEPS_S = (1, 10, 60, 600, 3600, 6 * 3600, 24 * 3600)
 MAX_KERNELS = 3
 ALWAYS = np.iinfo(np.int64).max
@@ -134,7 +136,7 @@ def touches_by_site(con: duckdb.DuckDBPyConnection, sites: pd.DataFrame, process
             SELECT source_id, pid, addr, alloc_ts_ns FROM mem_events
             WHERE layer IN ('gpu', 'host') AND op = 'free' AND alloc_ts_ns > 0 AND cause NOT IN ('exit', 'exec')
         )
-        SELECT site, source_id, e.pid, e.addr, size_bytes, e.ts_ns, end_ns
+        SELECT site, source_id, e.pid, e.addr, size_bytes, e.ts_ns, end_ns, kind
         FROM mem_events e JOIN touch_sites USING (layer, kind, api, kernel_stack, user_stack, python_stack)
              JOIN touch_processes USING (source_id, pid)
              ANTI JOIN freed f ON f.source_id = e.source_id AND f.pid = e.pid AND f.addr = e.addr
@@ -154,7 +156,7 @@ def touches_by_site(con: duckdb.DuckDBPyConnection, sites: pd.DataFrame, process
         """
     ).fetchnumpy()
     con.unregister("touch_sites")
-    touched = _touched(kept, arguments)
+    touched = _touched(_places(kept, _mappings(con)), kept, arguments)
     kernel_of = _kernels(con, touched["launch_id"])
     touched["kernel"] = touched["launch_id"].map(kernel_of).fillna("")
     hidden = _hidden(con)
@@ -166,26 +168,59 @@ def touches_by_site(con: duckdb.DuckDBPyConnection, sites: pd.DataFrame, process
     return summaries
 
 
-def _touched(kept: pd.DataFrame, arguments: dict[str, Any]) -> pd.DataFrame:
+def _mappings(con: duckdb.DuckDBPyConnection) -> pd.DataFrame:
+    """source_id, pid, handle, addr, size_bytes, ts_ns, until_ns of mappings of cuMemCreate's memory."""
+    rows = con.execute(
+        "SELECT source_id, pid, op, addr, size_bytes, handle, ts_ns FROM device_maps ORDER BY ts_ns, op DESC"
+    ).fetchall()
+    mapped: dict[tuple[int, int], tuple[list[int], list[int]]] = {}  # by process: addresses, rows of `found`
+    found: list[list[int]] = []
+    for source, pid, op, addr, size, handle, ts_ns in rows:
+        starts, numbers = mapped.setdefault((source, pid), ([], []))
+        first = bisect_left(starts, addr)
+        if op == "map":
+            starts.insert(first, addr)
+            numbers.insert(first, len(found))
+            found.append([source, pid, handle, addr, size, ts_ns, ALWAYS])
+        else:
+            last = bisect_left(starts, addr + size)
+            for number in numbers[first:last]:
+                found[number][-1] = ts_ns
+            del starts[first:last], numbers[first:last]
+    columns = ["source_id", "pid", "handle", "addr", "size_bytes", "ts_ns", "until_ns"]
+    return pd.DataFrame(found, columns=columns).astype({"handle": "uint64", "addr": "uint64", "until_ns": "int64"})
+
+
+def _places(kept: pd.DataFrame, mappings: pd.DataFrame) -> pd.DataFrame:
+    """Where what is kept can be pointed at: row (of ``kept``), source_id, pid, addr, size_bytes, ts_ns, until_ns."""
+    kept = kept.assign(row=np.arange(len(kept)), until_ns=ALWAYS)
+    handles = kept.loc[kept["kind"] == "vmm", ["row", "source_id", "pid", "addr", "ts_ns"]]
+    handles = handles.rename(columns={"addr": "handle", "ts_ns": "made_ns"}).astype({"handle": "uint64"})
+    through = mappings.merge(handles, on=["source_id", "pid", "handle"])
+    through = through[through["ts_ns"] >= through["made_ns"]]  # before, the handle was another's
+    columns = ["row", "source_id", "pid", "addr", "size_bytes", "ts_ns", "until_ns"]
+    return pd.concat([kept.loc[kept["kind"] != "vmm", columns], through[columns]], ignore_index=True)
+
+
+def _touched(places: pd.DataFrame, kept: pd.DataFrame, arguments: dict[str, Any]) -> pd.DataFrame:
     """One row a (kept allocation, launch): row (of ``kept``), site, launch_id, ts_ns, approximate."""
-    where = pd.concat(
-        [kept[["source_id", "pid"]], pd.DataFrame({name: arguments[name] for name in ("source_id", "pid")})]
-    )
+    asked = pd.DataFrame({name: arguments[name] for name in ("source_id", "pid")})
+    where = pd.concat([places[["source_id", "pid"]], asked])
     owner = where.groupby(["source_id", "pid"]).ngroup().to_numpy(np.int64).astype(np.int64)
-    start = kept["addr"].to_numpy(np.uint64)
+    start = places["addr"].to_numpy(np.uint64)
     lives = Lives(
-        owner[: len(kept)],
+        owner[: len(places)],
         start,
-        start + np.maximum(kept["size_bytes"].to_numpy(np.int64), 1).astype(np.uint64),
-        kept["ts_ns"].to_numpy(np.int64),
-        np.full(len(kept), ALWAYS),
+        start + np.maximum(places["size_bytes"].to_numpy(np.int64), 1).astype(np.uint64),
+        places["ts_ns"].to_numpy(np.int64),
+        places["until_ns"].to_numpy(np.int64),
     )
     ts_ns = np.asarray(arguments["ts_ns"], np.int64)
-    row = find_lives(lives, owner[len(kept) :], np.asarray(arguments["value"], np.uint64), ts_ns)
-    hit = row >= 0
+    place = find_lives(lives, owner[len(places) :], np.asarray(arguments["value"], np.uint64), ts_ns)
+    hit = place >= 0
     table = pd.DataFrame(
         {
-            "row": row[hit],
+            "row": places["row"].to_numpy(np.int64)[place[hit]],
             "launch_id": np.asarray(arguments["launch_id"], np.int64)[hit],
             "ts_ns": ts_ns[hit],
             "approximate": np.asarray(arguments["approximate"], np.int8)[hit] != 0,

@@ -59,6 +59,17 @@ CALLS = pa.schema(
     ]
 )
 
+DEVICE_MAPS = pa.schema(
+    [
+        ("source_id", pa.int16()),
+        ("ts_ns", pa.int64()),
+        ("pid", pa.int32()),
+        ("op", TEXT),  # map: cuMemMap; unmap: cuMemUnmap, of all mappings that begin in the range
+        ("addr", pa.uint64()),
+        ("size_bytes", pa.int64()),
+        ("handle", pa.uint64()),  # of cuMemCreate: the `addr` of a mem_event of kind vmm; 0 in an unmap
+    ]
+)
 STACKS = pa.schema([("id", pa.int32()), ("frames", pa.list_(pa.int32()))])  # outermost first
 FRAMES = pa.schema(
     [
@@ -228,6 +239,7 @@ LOSSES = pa.schema(
 TABLES: dict[str, pa.Schema] = {
     "mem_events": MEM_EVENTS,
     "calls": CALLS,
+    "device_maps": DEVICE_MAPS,
     "stacks": STACKS,
     "frames": FRAMES,
     "samples": SAMPLES,

@@ -145,7 +145,7 @@ class Sink:
                 self._processes.ended(pid, ts_ns)
                 self._ended[pid] = ts_ns
             tables += [("mem_events", table) for table in decoded.mem_events]
-            tables += [("calls", decoded.calls), ("launches", decoded.launches)]
+            tables += [("calls", decoded.calls), ("launches", decoded.launches), ("device_maps", decoded.device_maps)]
             if self._arguments:
                 arguments = self._arguments.table(batch.launches, decoded.mem_events, called)
                 tables.append(("launch_arguments", arguments))
@@ -161,7 +161,7 @@ class Sink:
         if events:
             merged = _concatenate(events)
             self._write("mem_events", merged)
-        for name in ("calls", "launches", "launch_arguments", "samples"):
+        for name in ("calls", "device_maps", "launches", "launch_arguments", "samples"):
             parts = [table for kind, table in tables if kind == name and table is not None and table.num_rows]
             if parts:
                 self._write(name, _concatenate(parts))

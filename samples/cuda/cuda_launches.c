@@ -7,7 +7,7 @@
 #include "cuda_kernels.h"
 #include <sys/mman.h>
 
-enum { FORM_OF_ASKED = 4, STALE_BYTES = 100000, RECYCLED_BYTES = 50000, IN_USE_BYTES = 300000, PINNED_BYTES = 20000, EVERY_FORM = 11 };
+enum { FORM_OF_ASKED = 4, STALE_BYTES = 100000, RECYCLED_BYTES = 50000, IN_USE_BYTES = 300000, PINNED_BYTES = 20000, MAPPED_BYTES = 2 << 20, EVERY_FORM = 11 };
 static struct sample sample = {.name = "cuda_launches", .count = 44, .pause_us = 500};
 static const char *log_path = "/dev/null";
 static const char *settle_path;
@@ -15,7 +15,7 @@ static long known = 1, bare;
 static const struct extra_option extras[] = {
     {"log", NULL, &log_path, "file for a line of JSON a launch"},
     {"settle", NULL, &settle_path, "file to wait for once every kernel was launched in every form"},
-    {"bare", &bare, NULL, "1: only launches of one kernel with three arguments, COUNT times; default 0"},
+    {"bare", &bare, NULL, "1: launch one kernel COUNT times and print the CPU time of each, ns; default 0"},
     {NULL, NULL, NULL, NULL},
 };
 
@@ -30,10 +30,10 @@ static void (*const stubs[])(void) = {_Z10fill_blockPfii, _Z10scale_intoPfPKff, 
 static CUfunction functions[KERNELS];
 static char opaque_handle[64]; /* what no probe ever named */
 
-static long now_ns(void)
+static long clock_ns(clockid_t clock)
 {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(clock, &now);
     return now.tv_sec * 1000000000L + now.tv_nsec;
 }
 
@@ -100,9 +100,9 @@ static void launch(int form, struct request request, void *first, void *second)
 {
     long number = launches++;
     unsigned g = (unsigned)(number % 1009 + 1), b = (unsigned)(number % 127 + 1);
-    long from = now_ns();
+    long from = clock_ns(CLOCK_MONOTONIC);
     launch_in_form(form, request, (CUstream)(number + 1), g, b);
-    long to = now_ns();
+    long to = clock_ns(CLOCK_MONOTONIC);
     fprintf(log_file,
             "{\"form\":\"%s\",\"kernel\":\"%s\",\"from_ns\":%ld,\"to_ns\":%ld,\"known\":%ld,\"grid\":[%u,2,3],"
             "\"block\":[%u,4,5],\"stream\":%ld,\"buffers\":[%lu,%lu]}\n",
@@ -164,6 +164,19 @@ SITE void *keep_pinned(void)
     void *memory;
     MUST(cudaHostAlloc(&memory, PINNED_BYTES, 0));
     return memory;
+}
+
+/* Physical memory, mapped: it is known by its handle, and kernels get the address of the mapping. */
+SITE CUdeviceptr keep_mapped(void)
+{
+    const CUmemAllocationProp on_device = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                           .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    CUmemGenericAllocationHandle handle;
+    CUdeviceptr address;
+    MUST(cuMemCreate(&handle, MAPPED_BYTES, &on_device, 0));
+    MUST(cuMemAddressReserve(&address, MAPPED_BYTES, 0, 0, 0));
+    MUST(cuMemMap(address, MAPPED_BYTES, 0, handle, 0));
+    return address;
 }
 
 SITE void *keep_stale_block(void)
@@ -231,16 +244,17 @@ int main(int argc, char **argv)
     if (!log_file)
         die(&sample, log_path);
     void *pinned = keep_pinned(), *in_use = keep_in_use();
+    CUdeviceptr mapped = keep_mapped();
     load_kernels();
     MUST(cuGraphCreate(&empty, 0));
     MUST(cuGraphInstantiateWithFlags(&graph, empty, 0));
     if (bare) {
         int value = 7, items = 11;
         void *params[] = {&in_use, &value, &items, NULL};
-        long from = now_ns();
+        long from = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
         for (long i = 0; i < sample.count; i++)
             MUST(cuLaunchKernel(functions[FILL], 1, 1, 1, 1, 1, 1, 0, NULL, params, NULL));
-        printf("%.1f\n", (double)(now_ns() - from) / (double)sample.count);
+        printf("%.1f\n", (double)(clock_ns(CLOCK_PROCESS_CPUTIME_ID) - from) / (double)sample.count);
         return 0;
     }
     known = 0;
@@ -256,6 +270,7 @@ int main(int argc, char **argv)
     for (long i = 0; i < sample.count; i++) {
         int form = (int)(i % EVERY_FORM);
         fill(form, keep_stale_block());
+        fill(form, (void *)(mapped + MAPPED_BYTES - 8));
         void *borrowed = borrow_block();
         scale(form, SCALE, borrowed, in_use, borrowed);
         MUST(cudaFree(borrowed));
@@ -278,9 +293,10 @@ int main(int argc, char **argv)
         {"keep_stale_block", "gpu", "device", "cudaMalloc", sample.count, sample.count * STALE_BYTES},
         {"keep_recycled_block", "gpu", "device", "cuMemAlloc_v2", sample.count, sample.count * RECYCLED_BYTES},
         {"keep_in_use", "gpu", "device", "cudaMalloc", 1, IN_USE_BYTES},
+        {"keep_mapped", "gpu", "vmm", "cuMemCreate", 1, MAPPED_BYTES},
         {"keep_pinned", "host", "pinned", "cudaHostAlloc", 1, PINNED_BYTES},
     };
     snprintf(more, sizeof more, ",\"launches\":%ld,\"graph_launches\":%ld", launches, graph_launches);
     append_usage(more, sizeof more);
-    finish_sample(&sample, sites, 4, sample.count, more);
+    finish_sample(&sample, sites, 5, sample.count, more);
 }

@@ -19,6 +19,7 @@ from leakscope.record.decode.columns import (
     Words,
     distinct,
 )
+from leakscope.record.decode.device_maps import device_maps
 from leakscope.record.decode.mappings import Mappings, ProcessEnd
 from leakscope.record.decode.marks import mark_ids
 from leakscope.record.kernel.bpf import Map
@@ -39,6 +40,7 @@ class DecodedCalls:
     mem_events: list[pa.Table] = field(default_factory=list)
     calls: pa.Table | None = None
     launches: pa.Table | None = None
+    device_maps: pa.Table | None = None
     exits: dict[int, int] = field(default_factory=dict)  # pid: ts_ns
     execs: dict[int, int] = field(default_factory=dict)
 
@@ -87,6 +89,7 @@ class Calls:
             del ends_ns[:-1]  # what is decoded from now on is younger
         result.mem_events = [table for table in tables if table.num_rows]
         result.calls = self._calls_table(called[_LOGGED[called["function"]]])
+        result.device_maps = device_maps(called, self._columns.source_id)
         result.launches = self._launches_table(batch[kind == records.CALL_LAUNCH])
         return result
 
