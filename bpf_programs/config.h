@@ -15,6 +15,7 @@
 #define CONFIG_RANGE_ENTRIES 1024
 #define CONFIG_STACK_ENTRIES 1024
 #define CONFIG_SITE_ENTRIES 1024
+#define CONFIG_IDENTITY_ENTRIES 1024
 
 struct config {
 	u64 sources; /* what the object was built from: set by the Makefile, checked by the loader */
@@ -49,6 +50,9 @@ struct config {
 	u64 task_thread_pid;
 	u64 pid_level;
 	u64 pid_numbers;
+	u64 mode;
+	u64 min_size;
+	u64 sample_bytes;
 };
 
 const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
@@ -83,4 +87,7 @@ const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
 #define CONFIG_TASK_THREAD_PID config.task_thread_pid
 #define CONFIG_PID_LEVEL config.pid_level
 #define CONFIG_PID_NUMBERS config.pid_numbers
+#define CONFIG_MODE config.mode
+#define CONFIG_MIN_SIZE config.min_size
+#define CONFIG_SAMPLE_BYTES config.sample_bytes
 #endif

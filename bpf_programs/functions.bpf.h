@@ -7,6 +7,7 @@
 #pragma once
 #include "python.bpf.h"
 #include "ranges.bpf.h"
+#include "sampling.bpf.h"
 #include "sizes.bpf.h"
 
 enum addr_how { ADDR_NONE = 0, ADDR_OUT = 1, ADDR_RETURN = 2, ADDR_ARG = 3 };
@@ -160,6 +161,7 @@ int on_function_return(struct pt_regs *ctx)
 	u32 tid = (u32)id;
 	u32 tgid = id >> 32;
 	int ok;
+	int chosen = 1;
 
 	if (!spec || !spec->enabled)
 		return 0;
@@ -226,7 +228,9 @@ int on_function_return(struct pt_regs *ctx)
 	} else {
 		values.addr = call.args[0];
 	}
-	if (spec->log_call || (spec->role == ROLE_ALLOC && !call.nested) || spec->role == ROLE_REALLOC)
+	if (spec->space == SPACE_HEAP && ok && range.addr && !call.nested)
+		chosen = is_chosen(values.size_bytes);
+	if (chosen && (spec->log_call || (spec->role == ROLE_ALLOC && !call.nested) || spec->role == ROLE_REALLOC))
 		send_call(&call, &values);
 	if (call.expected_alloc_ts_ns) { /* a free: of what its entry put aside */
 		struct range_key ended = range;
@@ -248,6 +252,12 @@ int on_function_return(struct pt_regs *ctx)
 	if (!ok)
 		return 0;
 
+	if (!chosen) {
+		known = bpf_map_lookup_elem(&live_ranges, &range);
+		if (known) /* whoever gets the address proves that its last object ended */
+			end_range(&range, known, values.exit_ns, 0, CAUSE_REUSE);
+		return 0;
+	}
 	if ((spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC) && !call.nested && range.addr) {
 		fresh.ts_ns = values.exit_ns;
 		fresh.size_bytes = values.size_bytes;

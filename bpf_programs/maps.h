@@ -4,7 +4,7 @@
 
 struct live_object { /* a kernel object or page believed live; ts_ns 0 = freed, free to overwrite */
 	u64 ts_ns;
-	u64 caller;
+	u64 caller;          /* census: once it is freed, when that was */
 	u32 pid;
 	s32 user_stack;
 	s32 kernel_stack;
@@ -12,7 +12,7 @@ struct live_object { /* a kernel object or page believed live; ts_ns 0 = freed, 
 	u32 weight;
 	u32 requested_bytes;
 	u32 python_stack;
-	u32 pad;
+	u32 identity;        /* census: of `identity_counts` */
 };
 
 #define DELETE_WHEN_FREED (1U << 31) /* in the weight of an entry made while the map was nearly full */
@@ -24,9 +24,41 @@ struct bucket { /* of stacks that may be taken: refilled with time, emptied by t
 
 struct site_state { /* this CPU's view of a site */
 	u32 id;
-	u32 pad;
+	u32 size_bytes;
 	struct bucket bucket;
 };
+
+/* Census: whose objects are counted together. */
+struct identity_key {
+	u64 caller;
+	u32 pid;
+	u32 site;
+	s32 kernel_stack;
+	s32 user_stack;
+	u32 python_stack;
+	u32 weight;
+};
+
+struct identity_count { /* this CPU's part */
+	u64 allocated;
+	u64 freed;
+	u64 reused;          /* ended unseen: the address was handed out again */
+	u64 exited;          /* freed after the exit of their process had begun */
+	u64 first_ns;        /* of the allocations */
+	u64 last_ns;
+};
+
+struct process_end {
+	u64 exit_ns;         /* when the latest exit of this PID began */
+	u64 ended;           /* 0: the PID was given to a new process since */
+};
+
+struct byte_countdown { /* bytes that this CPU lets pass before the next sampled allocation */
+	s64 left;
+	u64 drawn;
+};
+
+#define SAMPLE_GAPS 4096 /* quantiles of the exponential distribution that countdowns are drawn from */
 
 struct call_key {
 	u32 tid;
@@ -126,7 +158,14 @@ enum counter {
 	COUNT_SITE_SEQUENCE = 13,
 	COUNT_CALL_SEQUENCE = 14,
 	COUNT_PYTHON_SEQUENCE = 15,
-	COUNTERS = 16,
+	COUNT_IDENTITY_SEQUENCE = 16,
+	COUNT_IDENTITY_FULL = 17,   /* allocations counted without their stacks: the map of identities is full */
+	COUNT_LIVE_SWEPT = 18,      /* no loss: entries that user space took out of the live map, this CPU's share */
+	COUNT_SMALL_OBJECTS = 19,   /* allocations below the least size, and their bytes */
+	COUNT_SMALL_BYTES = 20,
+	COUNT_UNSAMPLED_OBJECTS = 21, /* allocations that the sampling by bytes passed over, and their bytes */
+	COUNT_UNSAMPLED_BYTES = 22,
+	COUNTERS = 23,
 };
 
 struct map_call_in_flight {
@@ -234,6 +273,15 @@ HASH(sites, struct site_key, struct site_info, CONFIG_SITE_ENTRIES);
 PERCPU_HASH(site_states, struct site_key, struct site_state, CONFIG_SITE_ENTRIES);
 HASH(live, u64, struct live_object, CONFIG_LIVE_ENTRIES);
 HASH(live_pages, u64, struct live_object, CONFIG_PAGE_ENTRIES);
+
+/* Census: counts by identity in place of events. Ends of processes tell what was freed by an exit. */
+HASH(identities, struct identity_key, u32, CONFIG_IDENTITY_ENTRIES);
+PERCPU_HASH(identity_counts, u32, struct identity_count, CONFIG_IDENTITY_ENTRIES);
+LRU_HASH(process_ends, u32, struct process_end, 65536);
+
+/* Sampling by bytes */
+PERCPU_ARRAY(byte_countdowns, struct byte_countdown, 1);
+ARRAY(sample_gaps, u64, SAMPLE_GAPS);
 
 /* Calls and ranges */
 ARRAY(functions, struct function_spec, 256);

@@ -26,6 +26,9 @@ STRUCTURES = {
     "python_record": records.PYTHON_RECORD,
     "range_key": records.RANGE_KEY,
     "live_range": records.LIVE_RANGE,
+    "live_object": records.LIVE_OBJECT,
+    "identity_key": records.IDENTITY_KEY,
+    "identity_count": records.IDENTITY_COUNT,
     "rss_key": records.RSS_KEY,
     "rss_value": records.RSS_VALUE,
 }

@@ -22,6 +22,7 @@ from leakscope.errors import BadInputError, OutputIncompleteError
 from leakscope.model.manifest import Manifest, Source
 from leakscope.model.recording import Progress, Summary
 from leakscope.record import scope
+from leakscope.record.census.schedule import Schedule
 from leakscope.record.child import Command
 from leakscope.record.options import RecordOptions
 from leakscope.record.processes import process_exists
@@ -153,7 +154,10 @@ class Recorder:
             command=list(options.command),
             scope=described,
             options={
+                "mode": options.mode,
                 "stacks": options.stacks,
+                "min_size": options.min_size,
+                "sample_bytes": options.sample_bytes,
                 "launches": options.launches,
                 "malloc": options.malloc,
                 "interval_s": options.interval_s,
@@ -173,6 +177,7 @@ class Recorder:
         began = time.monotonic()
         deadline = began + options.duration_s if options.duration_s else None
         next_sample, next_status, last_events = began, began + 1.0, 0
+        schedule = Schedule(options.interval_s, options.flush_s)
         ended_by, linger_until = "", 0.0
         while True:
             session.drain()
@@ -180,7 +185,10 @@ class Recorder:
             if session.sink.error is not None:
                 ended_by = "error"
                 break
-            if now >= next_sample:
+            if now >= next_sample and options.mode == "census":
+                next_sample = now + schedule.readout_gap_s(now - began)
+                session.request_sample()
+            elif now >= next_sample:
                 # Denser at first, so that a target of a second has samples at all.
                 early = now - began < options.interval_s
                 next_sample = max(next_sample + options.interval_s / (10 if early else 1), now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import select
 import threading
@@ -17,7 +18,8 @@ from leakscope.errors import BadInputError, OutputIncompleteError
 from leakscope.model.manifest import Source
 from leakscope.model.recording import Loss, Progress
 from leakscope.model.tables import MODULES, SAMPLES
-from leakscope.record import records, scope
+from leakscope.record import records, sampling, scope
+from leakscope.record.census import Census, CensusReader, Readout, Schedule
 from leakscope.record.child import Command
 from leakscope.record.clocks import monotonic_ns, read_anchor
 from leakscope.record.decode.calls import Calls
@@ -68,10 +70,17 @@ class Session:
             call_ring_bytes=CALL_RING_BYTES,
             live_entries=options.live_entries,
             with_functions=True,
+            mode=options.mode,
+            min_size=options.min_size,
+            sample_bytes=options.sample_bytes,
         )
+        if options.mode == "census":
+            config.mem_ring_bytes = mmap.PAGESIZE  # nothing is sent there
         scope.configure(options, config)
         self._config_scope = config.scope
         self._programs = load(config, options.loader)
+        if options.sample_bytes:
+            sampling.fill_gaps(self._programs.map("sample_gaps"), options.sample_bytes)
         source.loader = self._programs.name
         self._attachments = tracepoints.Attachments()
         self.exits: dict[int, int] = {}
@@ -108,7 +117,8 @@ class Session:
             self._cache_of,
             lambda: types.enum_bit("___GFP_ACCOUNT_BIT"),
         )
-        calls = Calls(columns, self._interner, self._programs.map("live_ranges"), self.exits)
+        calls = Calls(columns, self._interner, self._programs.map("live_ranges"), self.exits, options.min_size)
+        self._small = calls.mappings
         self._counters = Counters(self._programs.map("counters"))
         self._rss = self._programs.map("rss")
         self._mem_ring = Ring(self._programs.map("mem_ring").fd, config.mem_ring_bytes, records.MEM_RECORD)
@@ -125,13 +135,17 @@ class Session:
         source.facts.update(self._samplers.facts())
         groups = ["memory", *(["launch"] if options.launches else []), *(["heap"] if options.malloc else [])]
         self._functions = FunctionProbes(self._programs, self._attachments, self._programs.map("functions"), groups)
+        objects = KernelObjects(columns, self._sites, self._interner, self.exits)
+        census = self._begin_census(columns, objects) if options.mode == "census" else None
         self.sink = Sink(
             writer,
             spaces=self._spaces,
             processes=self.processes,
             interner=self._interner,
             calls=calls,
-            objects=KernelObjects(columns, self._sites, self._interner, self.exits),
+            objects=objects,
+            census=census,
+            schedule=Schedule(options.interval_s, options.flush_s) if census else None,
         )
         self._attach(members)
         self._sample_requested = threading.Event()
@@ -141,6 +155,29 @@ class Session:
         source.anchors.append(read_anchor())
         source.probes = list(self._attachments.names)
         writer.save_manifest()
+
+    _census_reader: CensusReader | None = None
+
+    def _begin_census(self, columns: EventColumns, objects: KernelObjects) -> Census:
+        began_ns, interval_ns = monotonic_ns(), int(self._options.interval_s * 1e9)
+        self._readouts: list[Readout] = []
+        self._census_reader = CensusReader(self._programs, began_ns, interval_ns)
+        return Census(
+            self._census_reader,
+            columns,
+            objects,
+            self.processes,
+            self.exits,
+            origin_ns=began_ns,
+            interval_ns=interval_ns,
+            sampled=self._options.sample_bytes > 0,
+        )
+
+    def _read_out(self, ts_ns: int, *, last: bool = False) -> None:
+        if self._census_reader is not None:
+            readout = self._census_reader.read(ts_ns, sweep=not last)
+            with self._lock:
+                self._readouts.append(readout)
 
     def _add_member(self, pid: int, role: str) -> None:
         scope.add_target(self._targets, pid)
@@ -195,6 +232,10 @@ class Session:
 
     def drain(self) -> None:
         """Read all rings once and hand a batch to the sink when it is due."""
+        readouts: list[Readout] = []
+        if self._census_reader is not None:
+            with self._lock:  # before the rings: they then hold all that was before these readouts
+                readouts, self._readouts = self._readouts, []
         objects = self._mem_ring.read()
         # After the objects: whatever ended before these frees is then in the calls already.
         calls = self._call_ring.read()
@@ -213,9 +254,10 @@ class Session:
             if len(calls):
                 batch.calls.append(calls)
             batch.side_band += side_band
+            batch.readouts += readouts
             self._batch_rows += len(objects) + len(calls)
             due = time.monotonic() - self._flushed_at >= self._options.flush_s
-            if self._batch_rows < BATCH_ROWS and not due:
+            if self._batch_rows < BATCH_ROWS and not due and not readouts:
                 return
         self._flush()
 
@@ -252,6 +294,7 @@ class Session:
         tables = [self._samplers.read(ts_ns, everything=everything), self._rss_samples(ts_ns)]
         with self._lock:
             self._batch.samples += [table for table in tables if table.num_rows]
+        self._read_out(ts_ns)
 
     def _rss_samples(self, ts_ns: int) -> pa.Table:
         """Highest resident-set figures since the start, exact, from the rss_stat tracepoint."""
@@ -299,6 +342,8 @@ class Session:
             self._sample(everything=True)
         if self._recursion is None:
             self.detach()
+        if self.sink.error is None:
+            self._read_out(monotonic_ns(), last=True)
         for _ in range(64):
             before = self.read_events
             self.drain()
@@ -348,7 +393,10 @@ class Session:
         }
 
     def _losses(self) -> list[Loss]:
-        losses = self._counters.losses() + (self._recursion or [])
+        losses = self._counters.losses() + self._counters.left_out() + (self._recursion or [])
+        if self._small.small_objects:
+            detail = f"mappings smaller than --min-size: {self._small.small_bytes:,} bytes"
+            losses.append(Loss("mappings", "below_min_size", self._small.small_objects, detail))
         losses += [Loss(probe, what, count, detail) for probe, what, count, detail in self._samplers.losses()]
         losses += [Loss(probe, "attach_failed", 1, reason) for probe, reason in self._attachments.failed]
         if self._side_band.lost:

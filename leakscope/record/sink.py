@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from leakscope.capture import CaptureWriter
+from leakscope.record.census import Census, Readout, Schedule
 from leakscope.record.decode.calls import Calls
 from leakscope.record.decode.kernel_objects import KernelObjects
 from leakscope.record.processes import Processes
@@ -40,6 +44,7 @@ class Batch:
     calls: list[np.ndarray] = field(default_factory=list)
     objects: list[np.ndarray] = field(default_factory=list)
     samples: list[pa.Table] = field(default_factory=list)
+    readouts: list[Readout] = field(default_factory=list)
 
 
 class Sink:
@@ -54,8 +59,15 @@ class Sink:
         interner: Interner,
         calls: Calls,
         objects: KernelObjects,
+        census: Census | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
+        """With a `schedule` rows are gathered and written when it says so; without, at each batch."""
         self._writer = writer
+        self._census = census
+        self._schedule = schedule
+        self._gathered: dict[str, list[pa.Table]] = {}
+        self._began_ns = self._wrote_ns = time.monotonic_ns()
         self._spaces = spaces
         self._processes = processes
         self._interner = interner
@@ -87,10 +99,13 @@ class Sink:
 
     def _run(self) -> None:
         while (batch := self._queue.get()) is not None:
-            if self.error is not None:
-                continue
+            self._attempt(partial(self._process, batch))
+        self._attempt(self._write_gathered)
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        if self.error is None:
             try:
-                self._process(batch)
+                work()
             except Exception as error:  # whatever it is, it must end the recording and be told
                 self.error = error
 
@@ -121,10 +136,14 @@ class Sink:
             for pid, ts_ns in decoded.exits.items():
                 self._processes.ended(pid, ts_ns)
                 self._ended[pid] = ts_ns
+            if self._census:
+                self._census.ended(decoded.exits)
             tables += [("mem_events", table) for table in decoded.mem_events]
             tables += [("calls", decoded.calls), ("launches", decoded.launches)]
         if batch.objects:
             tables.append(("mem_events", self._objects.table(_in_order(batch.objects))))
+        if self._census:
+            tables = self._census.tables(tables, batch.readouts)
         tables += [("samples", table) for table in batch.samples]
         frames, stacks = self._interner.take_new_rows()
         self._write("frames", frames)
@@ -133,21 +152,40 @@ class Sink:
         if events:
             merged = _concatenate(events)
             self._write("mem_events", merged)
-        for name in ("calls", "launches", "samples"):
+        for name in ("census_sites", "census_totals", "census", "calls", "launches", "samples"):
             parts = [table for kind, table in tables if kind == name and table is not None and table.num_rows]
             if parts:
                 self._write(name, _concatenate(parts))
-        if batch.ts_ns - self._manifest_saved_ns > MANIFEST_EVERY_NS:
+        elapsed_s = (batch.ts_ns - self._began_ns) / 1e9
+        if self._schedule and batch.ts_ns - self._wrote_ns >= self._schedule.write_gap_s(elapsed_s) * 1e9:
+            self._wrote_ns = batch.ts_ns
+            self._write_gathered()
+        if batch.ts_ns - self._manifest_saved_ns > MANIFEST_EVERY_NS and not self._gathered:
             self._manifest_saved_ns = batch.ts_ns
             self._writer.save_manifest()
-        for pid in [pid for pid, ts_ns in self._ended.items() if ts_ns + FORGET_AFTER_NS < batch.ts_ns]:
+        # A census asks for the stacks of a process at the readout after its end.
+        needed_ns = min(batch.ts_ns, self._census.read_ns) if self._census else batch.ts_ns
+        for pid in [pid for pid, ts_ns in self._ended.items() if ts_ns + FORGET_AFTER_NS < needed_ns]:
             del self._ended[pid]
             self._spaces.forget(pid)
+        if self._census and self._census.forgotten:
+            self._interner.forget(self._census.forgotten)
+            self._census.forgotten = set()
 
     def _write(self, table: str, rows: pa.Table) -> None:
-        if rows.num_rows:
+        if not rows.num_rows:
+            return
+        self.rows[table] += rows.num_rows
+        if self._schedule:
+            self._gathered.setdefault(table, []).append(rows)
+        else:
             self._writer.write(table, rows)
-            self.rows[table] += rows.num_rows
+
+    def _write_gathered(self) -> None:
+        """What others name comes first."""
+        gathered, self._gathered = self._gathered, {}
+        for table in sorted(gathered, key=lambda name: name not in ("frames", "stacks", "census_sites")):
+            self._writer.write(table, _concatenate(gathered[table]))
 
 
 def _concatenate(tables: list[pa.Table]) -> pa.Table:

@@ -44,12 +44,14 @@ class DecodedCalls:
 class Calls:
     """Decodes batches of CALL_RECORD; keeps `exits` (pid → ts_ns) of the whole recording up to date."""
 
-    def __init__(self, columns: EventColumns, interner: Interner, live_ranges: Map, exits: dict[int, int]) -> None:
+    def __init__(
+        self, columns: EventColumns, interner: Interner, live_ranges: Map, exits: dict[int, int], min_size: int = 0
+    ) -> None:
         self._columns = columns
         self._interner = interner
         self._live = live_ranges
         self.exits = exits
-        self.mappings = Mappings(columns)
+        self.mappings = Mappings(columns, min_size)
         self._apis = np.array([columns.apis.code(p.api) for p in FUNCTIONS], np.int16)
         self._call_apis = Words(tuple(p.api for p in FUNCTIONS))
         self._primary_contexts: dict[tuple[int, int], int] = {}

@@ -25,9 +25,11 @@ _MAP_SIZES = {
     "live": "LIVE_ENTRIES",
     "live_pages": "PAGE_ENTRIES",
     "live_ranges": "RANGE_ENTRIES",
+    "identities": "IDENTITY_ENTRIES",
+    "identity_counts": "IDENTITY_ENTRIES",
 }
 _UPROBES = ("on_function_entry", "on_function_return")
-_PER_CPU_MAPS = frozenset({"counters", "site_states", "stack_budget"})
+_PER_CPU_MAPS = frozenset({"counters", "site_states", "stack_budget", "identity_counts", "byte_countdowns"})
 
 _PRINTER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
