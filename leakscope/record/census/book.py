@@ -16,7 +16,7 @@ IDENTITY = (
     "pid", "layer", "kind", "api", "slab_cache", "size_bytes", "call_site", "kernel_stack", "user_stack",
     "python_stack", "weight",
 )  # fmt: skip
-"""What makes a site of a census, as codes and ids. `size_bytes` is 0 where objects differ and none need to be scaled."""
+"""What makes a site of a census, as codes and ids. `size_bytes` is 0 where objects differ and need not be scaled."""
 
 EVENTS = ("allocated", "freed", "reused", "context", "exit")
 ALLOCATED, FREED, REUSED, CONTEXT, EXIT = range(len(EVENTS))
@@ -25,7 +25,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 class Book:
-    """Sites by slot. A slot is given to another site once its site has nothing live and was idle (:meth:`drop_idle`)."""
+    """Sites by slot. A slot is given to another site when its own is given up (:meth:`drop_idle`)."""
 
     def __init__(self, columns: EventColumns) -> None:
         self._columns = columns
@@ -82,17 +82,18 @@ class Book:
         self._free += range(had + more - 1, had - 1, -1)
 
     def add(self, slots: IntArray, event: int | IntArray, objects: IntArray, size: IntArray) -> None:
-        """Add to the totals of sites; `event` indexes EVENTS. Any of the arrays may name a site more than once."""
-        np.add.at(self.objects, (slots, event), objects)
-        np.add.at(self.bytes, (slots, event), size)
+        """Add to the totals of sites; `event` indexes EVENTS. The arrays may name a site more than once."""
+        cells = slots * len(EVENTS) + event
+        np.add.at(self.objects.reshape(-1), cells, objects)
+        np.add.at(self.bytes.reshape(-1), cells, size)
         self.changed[slots] = True
 
     def span(self, slots: IntArray, first_ns: IntArray, last_ns: IntArray, size: IntArray) -> None:
         """Widen the spans of sites by allocations of a size between two times."""
-        np.minimum.at(self.spans, (slots, 0), first_ns)
-        np.maximum.at(self.spans, (slots, 1), last_ns)
-        np.minimum.at(self.spans, (slots, 2), size)
-        np.maximum.at(self.spans, (slots, 3), size)
+        np.minimum.at(self.spans[:, 0], slots, first_ns)
+        np.maximum.at(self.spans[:, 1], slots, last_ns)
+        np.minimum.at(self.spans[:, 2], slots, size)
+        np.maximum.at(self.spans[:, 3], slots, size)
 
     def live_objects(self) -> IntArray:
         """Objects of each slot that have not ended, not even by the exit of their process."""

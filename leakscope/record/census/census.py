@@ -43,8 +43,7 @@ MOST_CALLS_AWAITED = 10_000
 _EVENT_OF_CAUSE = np.array(
     [{"call": FREED, "reuse": REUSED, "context": CONTEXT}.get(cause, EXIT) for cause in CAUSE_CODES], np.int64
 )
-_EVENT_COLUMNS = ("ts_ns", "pid", "layer", "kind", "api", "slab_cache", "size_bytes", "call_site", "kernel_stack",
-                  "user_stack", "python_stack", "weight", "op", "cause", "result", "alloc_ts_ns", "call_id")  # fmt: skip
+_EVENT_COLUMNS = (*IDENTITY, "ts_ns", "op", "cause", "result", "alloc_ts_ns", "call_id")
 _ADDED = np.array([kind not in KINDS_NOT_ADDED for kind in KINDS])
 
 Tables = list[tuple[str, pa.Table]]
@@ -205,11 +204,9 @@ class Census:
             return empty
         # Inner calls return first, and may have come with the batch before.
         latest = pa.concat_tables(tables).unify_dictionaries()
-        rows = (
-            latest
-            if self._calls_before is None
-            else pa.concat_tables([self._calls_before, latest]).unify_dictionaries()
-        )
+        rows = latest
+        if self._calls_before is not None:
+            rows = pa.concat_tables([self._calls_before, latest]).unify_dictionaries()
         ids, parents = rows["id"].to_numpy(), rows["parent_id"].to_numpy()
         wanted = np.isin(ids, np.fromiter(self._calls_awaited, np.int64, len(self._calls_awaited)))
         self._calls_awaited.difference_update(ids[wanted].tolist())
@@ -228,7 +225,7 @@ class Census:
         book = self._book
         slot, before = self._slots_of(readout)
         change = readout.counts[:, :4] - before[:, :4]
-        moved = change.any(axis=1)
+        moved: npt.NDArray[np.bool_] = np.asarray(change.any(axis=1))
         size = book.identity[slot, IDENTITY.index("size_bytes")]
         for column, event in enumerate((ALLOCATED, FREED, REUSED, EXIT)):
             book.add(slot[moved], event, change[moved, column], change[moved, column] * size[moved])

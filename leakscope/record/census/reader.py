@@ -25,9 +25,9 @@ MOST_SWEPT = 1 << 15
 class Readout:
     """The kernel objects of a census at `ts_ns`.
 
-    Rows of ``numbers`` (uint32), ``keys`` (IDENTITY_KEY) and ``counts`` (int64[n, 6], the fields of IDENTITY_COUNT over
-    all CPUs) are identities, by number. Rows of ``live_numbers`` (uint32), ``births`` (int64, intervals since the start)
-    and ``live_objects`` (int64) are live objects of an identity that were born in an interval.
+    Rows of ``numbers`` (uint32), ``keys`` (IDENTITY_KEY) and ``counts`` (int64[n, 6], the fields of IDENTITY_COUNT
+    over all CPUs) are identities, by number. Rows of ``live_numbers`` (uint32), ``births`` (int64, intervals since
+    the start) and ``live_objects`` (int64) are live objects of an identity that were born in an interval.
     """
 
     ts_ns: int
@@ -60,7 +60,7 @@ class CensusReader:
         keys = raw_keys.view(records.IDENTITY_KEY).reshape(-1)
         raw_counted, raw_counts = self._counts.read_all()
         counted = raw_counted.view(np.uint32).reshape(-1)
-        by_cpu = raw_counts.view(np.int64).reshape(len(counted), self._cpus, len(records.IDENTITY_COUNT))
+        by_cpu = raw_counts.view(np.int64).reshape(len(counted), self._cpus, -1)
         order = np.argsort(counted)
         # A number without counts was made between the two reads: it is new at the next readout.
         at = np.minimum(np.searchsorted(counted[order], numbers), max(len(counted) - 1, 0))
@@ -108,11 +108,8 @@ class CensusReader:
                 self._sweep(live, np.concatenate(stale)[:MOST_SWEPT])
         distinct, group = np.unique(np.concatenate(groups), return_inverse=True)
         objects = np.bincount(group, np.concatenate(sizes), len(distinct)).astype(np.int64)
-        return (
-            (distinct >> np.uint64(32)).astype(np.uint32),
-            (distinct & np.uint64(0xFFFFFFFF)).astype(np.int64),
-            objects,
-        )
+        numbers = (distinct >> np.uint64(32)).astype(np.uint32)
+        return numbers, (distinct & np.uint64(0xFFFFFFFF)).astype(np.int64), objects
 
     def _sweep(self, live: Map, keys: Iterable[np.ndarray]) -> None:
         """Take freed objects out of a live map.

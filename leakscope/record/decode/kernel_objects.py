@@ -52,8 +52,8 @@ class KernelObjects:
         )
 
     def identities(self, batch: np.ndarray) -> dict[str, np.ndarray]:
-        """Who allocated, for each record of a batch: kind, api, slab_cache (codes), size_bytes, object_bytes, call_site,
-        stacks and weight."""
+        """Who allocated, for each record of a batch: kind, api, slab_cache (codes), size_bytes, object_bytes,
+        call_site, stacks and weight."""
         sites = self._sites.rows(batch["site"])
         kernel_stack, user_stack = self._stacks(batch, sites)
         kind = sites["kind"]
