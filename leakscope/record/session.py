@@ -19,7 +19,7 @@ from leakscope.model.manifest import Source
 from leakscope.model.recording import Loss, Progress
 from leakscope.model.tables import MODULES, SAMPLES
 from leakscope.record import records, sampling, scope
-from leakscope.record.census import Census, CensusReader, Readout, Schedule
+from leakscope.record.census import Census, CensusReader, Counts, Readout, Schedule
 from leakscope.record.child import Command
 from leakscope.record.clocks import monotonic_ns, read_anchor
 from leakscope.record.decode.calls import Calls
@@ -173,9 +173,9 @@ class Session:
             sampled=self._options.sample_bytes > 0,
         )
 
-    def _read_out(self, ts_ns: int, *, last: bool = False) -> None:
-        if self._census_reader is not None:
-            readout = self._census_reader.read(ts_ns, sweep=not last)
+    def _read_out(self, ts_ns: int, counts: Counts | None, *, last: bool = False) -> None:
+        if self._census_reader is not None and counts is not None:
+            readout = self._census_reader.read(ts_ns, counts, sweep=not last)
             with self._lock:
                 self._readouts.append(readout)
 
@@ -291,10 +291,12 @@ class Session:
             for pid in scope.cgroup_members(self._options.cgroup):
                 if not self.processes.belongs(pid):
                     self._add_member(pid, "root")
+        # At the time of the samples, with which they are compared; the live objects, which take longer, after those.
+        counts = self._census_reader.counts() if self._census_reader else None
         tables = [self._samplers.read(ts_ns, everything=everything), self._rss_samples(ts_ns)]
         with self._lock:
             self._batch.samples += [table for table in tables if table.num_rows]
-        self._read_out(ts_ns)
+        self._read_out(ts_ns, counts)
 
     def _rss_samples(self, ts_ns: int) -> pa.Table:
         """Highest resident-set figures since the start, exact, from the rss_stat tracepoint."""
@@ -342,8 +344,8 @@ class Session:
             self._sample(everything=True)
         if self._recursion is None:
             self.detach()
-        if self.sink.error is None:
-            self._read_out(monotonic_ns(), last=True)
+        if self.sink.error is None and self._census_reader is not None:
+            self._read_out(monotonic_ns(), self._census_reader.counts(), last=True)
         for _ in range(64):
             before = self.read_events
             self.drain()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +22,20 @@ MOST_SWEPT = 1 << 15
 """Entries taken out of a map at a readout: some 50 ms."""
 
 
+class Counts(NamedTuple):
+    """Identities by number: ``numbers`` (uint32), ``keys`` (IDENTITY_KEY) and ``counts`` (int64[n, 6], the fields of
+    IDENTITY_COUNT over all CPUs)."""
+
+    numbers: npt.NDArray[np.uint32]
+    keys: np.ndarray
+    counts: npt.NDArray[np.int64]
+
+
 @dataclass(frozen=True)
 class Readout:
     """The kernel objects of a census at `ts_ns`.
 
-    Rows of ``numbers`` (uint32), ``keys`` (IDENTITY_KEY) and ``counts`` (int64[n, 6], the fields of IDENTITY_COUNT
-    over all CPUs) are identities, by number. Rows of ``live_numbers`` (uint32), ``births`` (int64, intervals since
+    Rows of ``numbers``, ``keys`` and ``counts`` are as in :class:`Counts`. Rows of ``live_numbers`` (uint32), ``births`` (int64, intervals since
     the start) and ``live_objects`` (int64) are live objects of an identity that were born in an interval.
     """
 
@@ -53,8 +62,8 @@ class CensusReader:
         self._swept = 0
         self._last_ns = origin_ns
 
-    def read(self, ts_ns: int, *, sweep: bool = True) -> Readout:
-        """One readout, labelled with a time."""
+    def counts(self) -> Counts:
+        """What is counted now: a few milliseconds."""
         raw_keys, raw_numbers = self._identities.read_all()
         numbers = raw_numbers.view(np.uint32).reshape(-1)
         keys = raw_keys.view(records.IDENTITY_KEY).reshape(-1)
@@ -71,9 +80,13 @@ class CensusReader:
         counts[:, 4] = np.where(first > 0, first, np.iinfo(np.int64).max).min(axis=1, initial=np.iinfo(np.int64).max)
         counts[:, 5] = by_cpu[:, :, 5].max(axis=1, initial=0)
         ranked = np.argsort(numbers)
-        live = self._read_live(ts_ns, sweep)
+        return Counts(numbers[ranked], keys[ranked], counts[ranked])
+
+    def read(self, ts_ns: int, counts: Counts, *, sweep: bool = True) -> Readout:
+        """The readout of a time: what was counted then, and the live objects of now."""
+        live = self._read_live(sweep)
         self._last_ns = ts_ns
-        return Readout(ts_ns, numbers[ranked], keys[ranked], counts[ranked], *live)
+        return Readout(ts_ns, *counts, *live)
 
     def retire(self, keys: np.ndarray, numbers: npt.NDArray[np.uint32]) -> None:
         """Drop identities that nothing live belongs to; one that is seen again gets another number."""
@@ -86,9 +99,7 @@ class CensusReader:
         """Most identities that there can be."""
         return self._identities.entries
 
-    def _read_live(
-        self, ts_ns: int, sweep: bool
-    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def _read_live(self, sweep: bool) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         groups, sizes = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
         for live in self._live:
             entries, stale = 0, []
