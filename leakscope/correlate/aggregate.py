@@ -91,8 +91,8 @@ def aggregate(
     )
     sums += f"""
         , coalesce(sum(recorded) FILTER (event = {ALLOC}), 0)::BIGINT AS recorded_objects,
-        coalesce(sum(CASE WHEN event = {ALLOC} THEN variance WHEN event < {EXIT} THEN -variance ELSE 0 END), 0.0)::DOUBLE
-            AS live_variance, coalesce(sum(variance) FILTER (event = {EXIT}), 0.0)::DOUBLE AS exit_variance"""
+        coalesce(sum(CASE WHEN event = {ALLOC} THEN variance WHEN event < {EXIT} THEN -variance ELSE 0 END), 0.0)
+            ::DOUBLE AS live_variance, coalesce(sum(variance) FILTER (event = {EXIT}), 0.0)::DOUBLE AS exit_variance"""
     spans = ", ".join(
         f"coalesce({how}({column}) FILTER (event = {ALLOC}), 0) AS {name}"
         for name, how, column in (

@@ -1,14 +1,14 @@
 """The narrow waist of the correlation: every allocation and end of an allocation, whichever way it was recorded.
 
-The view ``changes`` has a row a change: source_id, pid, ts_ns, op (alloc, free), cause, alloc_ts_ns, the site's identity,
-objects, bytes, first_ns and last_ns (of the allocations of the row), smallest_bytes and largest_bytes. Of a stream that is
-an event, its objects 1, or 0 for a part of a mapping; of a census all that changed at a site between two readouts, at the
-time of the latter.
+The view ``changes`` has a row a change: source_id, pid, ts_ns, op (alloc, free), cause, alloc_ts_ns, the site's
+identity, objects, bytes, first_ns and last_ns (of the allocations of the row), smallest_bytes and largest_bytes. Of a
+stream that is an event, its objects 1, or 0 for a part of a mapping; of a census all that changed at a site between two
+readouts, at the time of the latter.
 
-Where a source was sampled by bytes, objects and bytes are estimates for all: a sampled allocation of s bytes stands for
-1 / (1 - exp(-s / mean)) of them (Horvitz and Thompson 1952). Objects are in thousandths then (:func:`objects_unit`), so
-that sums of what was allocated and what was freed cancel exactly; ``variance`` is that of the bytes and ``recorded`` the
-number of objects that the row is about.
+Where a source was sampled by bytes, objects and bytes are estimates: a sampled allocation of s bytes stands for
+1 / (1 - exp(-s / mean)) of them (Horvitz and Thompson 1952). Objects are in thousandths then (:func:`objects_unit`),
+so that sums of what was allocated and what was freed cancel exactly; ``variance`` is that of the bytes and ``recorded``
+the number of objects that the row is about.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def objects_unit(con: duckdb.DuckDBPyConnection) -> int:
 
 
 def _census_changes() -> str:
-    """Differences between readouts. What happened before the exit of a process is put before it, whenever it was read."""
+    """Differences between readouts. What was before the exit of a process is put before it, whenever it was read."""
     columns = [f"{event}_{unit}" for event in _OF_CENSUS for unit in ("objects", "bytes")]
     steps = ", ".join(f"{name} - coalesce(lag({name}) OVER readouts, 0) AS {name}" for name in columns)
     parts = " UNION ALL ".join(

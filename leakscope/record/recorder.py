@@ -9,7 +9,6 @@ import platform
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from leakscope.record import scope
 from leakscope.record.census.schedule import Schedule
 from leakscope.record.child import Command
 from leakscope.record.options import RecordOptions
+from leakscope.record.priority import prefer_this_thread
 from leakscope.record.processes import process_exists
 from leakscope.record.session import SOURCE_ID, Session
 
@@ -172,8 +172,7 @@ class Recorder:
         options = self._options
         # This thread drains the rings: some 5 % of a CPU, but in time. The other threads run by now, so none of them
         # inherits this.
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
+        prefer_this_thread()
         began = time.monotonic()
         deadline = began + options.duration_s if options.duration_s else None
         next_sample, next_status, last_events = began, began + 1.0, 0

@@ -32,6 +32,7 @@ from leakscope.record.loader import ProgramConfig, load
 from leakscope.record.loader.base import SCOPE_PROCESSES
 from leakscope.record.losses import Counters, losses_table, recursion_losses
 from leakscope.record.options import RecordOptions
+from leakscope.record.priority import prefer_this_thread
 from leakscope.record.probes import tracepoints
 from leakscope.record.probes.libraries import FunctionProbes, libraries_before_start, mapped_libraries
 from leakscope.record.processes import Processes, process_exists
@@ -278,6 +279,8 @@ class Session:
         self._sample_requested.set()
 
     def _sample_loop(self) -> None:
+        if self._census_reader is not None:
+            prefer_this_thread()  # what is not read out in time is not known by time
         while True:
             self._sample_requested.wait()
             self._sample_requested.clear()

@@ -22,6 +22,9 @@ MOST_SWEPT = 1 << 15
 """Entries taken out of a map at a readout: some 50 ms."""
 
 
+_LiveColumns = tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
 class Counts(NamedTuple):
     """Identities by number: ``numbers`` (uint32), ``keys`` (IDENTITY_KEY) and ``counts`` (int64[n, 6], the fields of
     IDENTITY_COUNT over all CPUs)."""
@@ -35,8 +38,9 @@ class Counts(NamedTuple):
 class Readout:
     """The kernel objects of a census at `ts_ns`.
 
-    Rows of ``numbers``, ``keys`` and ``counts`` are as in :class:`Counts`. Rows of ``live_numbers`` (uint32), ``births`` (int64, intervals since
-    the start) and ``live_objects`` (int64) are live objects of an identity that were born in an interval.
+    Rows of ``numbers``, ``keys`` and ``counts`` are as in :class:`Counts`. Rows of ``live_numbers`` (uint32),
+    ``births`` (int64, intervals since the start) and ``live_objects`` (int64) are live objects of an identity that were
+    born in an interval.
     """
 
     ts_ns: int
@@ -99,7 +103,7 @@ class CensusReader:
         """Most identities that there can be."""
         return self._identities.entries
 
-    def _read_live(self, sweep: bool) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def _read_live(self, sweep: bool) -> _LiveColumns:
         groups, sizes = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
         for live in self._live:
             entries, stale = 0, []
