@@ -33,6 +33,16 @@ static inline int has_ended(u32 tgid)
 	return end && end->ended;
 }
 
+static inline void note_outermost_call(u32 tid, u32 function, s32 user_stack, u64 caller)
+{
+	struct outermost_call open = {};
+
+	open.caller = caller;
+	open.user_stack = user_stack;
+	open.function = function + 1;
+	bpf_map_update_elem(&outermost_calls, &tid, &open, BPF_ANY);
+}
+
 static inline u64 entries_swept(void)
 {
 	u32 which = COUNT_LIVE_SWEPT;
@@ -71,8 +81,18 @@ static inline u32 identity_number(struct identity_key *key)
 static inline u32 identity_of(struct live_object *object)
 {
 	struct identity_key key = {};
+	struct outermost_call *open;
+	u32 tid = (u32)bpf_get_current_pid_tgid();
 	u32 number;
 
+	if (object->weight) {
+		open = bpf_map_lookup_elem(&outermost_calls, &tid);
+		if (open) {
+			key.call_function = open->function;
+			key.call_stack = open->user_stack;
+			key.call_caller = open->caller;
+		}
+	}
 	key.caller = object->caller;
 	key.pid = object->pid;
 	key.site = object->site;
@@ -90,6 +110,9 @@ static inline u32 identity_of(struct live_object *object)
 	key.user_stack = -1;
 	key.python_stack = 0;
 	key.weight = 0;
+	key.call_function = 0;
+	key.call_stack = 0;
+	key.call_caller = 0;
 	number = identity_number(&key);
 	if (!number)
 		count(COUNT_SITE_FULL);

@@ -5,6 +5,7 @@
  * open calls of a thread: the outermost allocating call owns the bytes, what it calls is detail. A failed call is
  * sent as failed and never becomes a live range. */
 #pragma once
+#include "census.bpf.h"
 #include "python.bpf.h"
 #include "ranges.bpf.h"
 #include "sampling.bpf.h"
@@ -102,6 +103,8 @@ int on_function_entry(struct pt_regs *ctx)
 		else
 			bpf_map_delete_elem(&live_ranges, &range);
 	}
+	if (CONFIG_MODE == MODE_CENSUS && !call.parent_id && spec->space != SPACE_HEAP)
+		note_outermost_call(tid, function, call.user_stack, call.caller);
 	open.id = call.id;
 	open.sp = call.sp;
 	open.owner = call.enclosing_owner;
@@ -172,6 +175,8 @@ int on_function_return(struct pt_regs *ctx)
 		return 0;
 	call = *in_flight;
 	bpf_map_delete_elem(&calls_in_flight, &key);
+	if (CONFIG_MODE == MODE_CENSUS && !call.parent_id)
+		bpf_map_delete_elem(&outermost_calls, &tid);
 	open = bpf_map_lookup_elem(&thread_calls, &tid);
 	if (open) { /* the enclosing call is innermost again; its frame lies above this one */
 		outer.id = call.parent_id;

@@ -31,12 +31,15 @@ struct site_state { /* this CPU's view of a site */
 /* Census: whose objects are counted together. */
 struct identity_key {
 	u64 caller;
+	u64 call_caller;     /* of the outermost probed call around the allocation */
 	u32 pid;
 	u32 site;
 	s32 kernel_stack;
 	s32 user_stack;
 	u32 python_stack;
 	u32 weight;
+	s32 call_stack;
+	u32 call_function;   /* index of that call's function + 1, 0 = none */
 };
 
 struct identity_count { /* this CPU's part */
@@ -46,6 +49,12 @@ struct identity_count { /* this CPU's part */
 	u64 exited;          /* freed after the exit of their process had begun */
 	u64 first_ns;        /* of the allocations */
 	u64 last_ns;
+};
+
+struct outermost_call { /* the probed call that a thread is in */
+	u64 caller;
+	s32 user_stack;
+	u32 function;        /* index + 1 */
 };
 
 struct process_end {
@@ -277,6 +286,7 @@ HASH(live_pages, u64, struct live_object, CONFIG_PAGE_ENTRIES);
 /* Census: counts by identity in place of events. Ends of processes tell what was freed by an exit. */
 HASH(identities, struct identity_key, u32, CONFIG_IDENTITY_ENTRIES);
 PERCPU_HASH(identity_counts, u32, struct identity_count, CONFIG_IDENTITY_ENTRIES);
+HASH(outermost_calls, u32, struct outermost_call, 32768);
 LRU_HASH(process_ends, u32, struct process_end, 65536);
 
 /* Sampling by bytes */

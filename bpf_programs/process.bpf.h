@@ -74,6 +74,8 @@ int on_process_exit(void *ctx)
 	bpf_map_delete_elem(&thread_calls, &tid);
 	bpf_map_delete_elem(&contexts, &tid);
 	bpf_map_delete_elem(&python_threads, &tid);
+	if (CONFIG_MODE == MODE_CENSUS)
+		bpf_map_delete_elem(&outermost_calls, &tid);
 	if (!in_scope(tgid))
 		return 0;
 	if (CONFIG_EXIT_GROUP_DEAD >= 0)

@@ -37,6 +37,14 @@ _EVENTS = f"""
            size_bytes AS largest_bytes
     FROM mem_events WHERE (result = 0 OR op = 'free') AND op <> 'advise'
 """
+CENSUS_KEPT = """
+    SELECT s.*, allocated_objects, allocated_objects - freed_objects - reused_objects - context_objects AS live_objects
+    FROM census_sites s
+         JOIN (SELECT source_id, site, max(allocated_objects) AS allocated_objects, max(freed_objects) AS freed_objects,
+                      max(reused_objects) AS reused_objects, max(context_objects) AS context_objects
+               FROM census_totals GROUP BY source_id, site) t ON t.source_id = s.source_id AND t.site = s.id
+"""
+"""Sites of a census with what they allocated and kept in all (until the exit of their process)."""
 _OF_CENSUS = {  # column of census_totals → op, cause
     "allocated": ("alloc", "call"),
     "freed": ("free", "call"),

@@ -101,6 +101,8 @@ CENSUS_SITES = pa.schema(
         ("weight", pa.int32()),
         ("mark_id", pa.int64()),  # of its first allocation, as is the call
         ("call_id", pa.int64()),
+        ("call_api", TEXT),  # kernel objects with stacks: outermost probed call around the allocation, '' = none
+        ("call_stack", pa.int32()),  # and that call's user stack
     ]
 )
 CENSUS_TOTALS = pa.schema(

@@ -64,8 +64,9 @@ LIVE_OBJECT = np.dtype(
 )  # fmt: skip
 IDENTITY_KEY = np.dtype(
     [
-        ("caller", "<u8"), ("pid", "<u4"), ("site", "<u4"), ("kernel_stack", "<i4"), ("user_stack", "<i4"),
-        ("python_stack", "<u4"), ("weight", "<u4"),
+        ("caller", "<u8"), ("call_caller", "<u8"), ("pid", "<u4"), ("site", "<u4"), ("kernel_stack", "<i4"),
+        ("user_stack", "<i4"), ("python_stack", "<u4"), ("weight", "<u4"), ("call_stack", "<i4"),
+        ("call_function", "<u4"),
     ]
 )  # fmt: skip
 IDENTITY_COUNT = np.dtype([(name, "<u8") for name in ("allocated", "freed", "reused", "exited", "first_ns", "last_ns")])

@@ -167,6 +167,7 @@ class Session:
             self._census_reader,
             columns,
             objects,
+            self._interner,
             self.processes,
             self.exits,
             origin_ns=began_ns,

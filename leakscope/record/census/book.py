@@ -14,7 +14,7 @@ IntArray = npt.NDArray[np.int64]
 
 IDENTITY = (
     "pid", "layer", "kind", "api", "slab_cache", "size_bytes", "call_site", "kernel_stack", "user_stack",
-    "python_stack", "weight",
+    "python_stack", "weight", "call_api", "call_stack",
 )  # fmt: skip
 """What makes a site of a census, as codes and ids. `size_bytes` is 0 where objects differ and need not be scaled."""
 
@@ -121,7 +121,7 @@ class Book:
         rows |= {"id": self.ids[slots], "call_id": self.calls[slots], "mark_id": np.zeros(len(slots))}
         words = {
             "layer": self._layers, "kind": self._kinds, "api": self._columns.apis,
-            "slab_cache": self._columns.slab_caches,
+            "slab_cache": self._columns.slab_caches, "call_api": self._columns.apis,
         }  # fmt: skip
         return self._table(CENSUS_SITES, rows, len(slots), words)
 

@@ -7,16 +7,17 @@ comes through the call ring event by event and is counted here. All of it ends i
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from leakscope.model.tables import CALLS
 from leakscope.model.words import KINDS, KINDS_NOT_ADDED
 from leakscope.record import records
 from leakscope.record.census.book import ALLOCATED, CONTEXT, EXIT, FREED, IDENTITY, REUSED, Book, IntArray
 from leakscope.record.census.cohorts import window_starts
+from leakscope.record.census.kept_calls import KeptCalls
 from leakscope.record.census.reader import CensusReader, Readout
 from leakscope.record.decode.columns import (
     CAUSE_CODES,
@@ -27,7 +28,9 @@ from leakscope.record.decode.columns import (
     distinct,
 )
 from leakscope.record.decode.kernel_objects import KernelObjects
+from leakscope.record.probes.functions import FUNCTIONS
 from leakscope.record.processes import Processes
+from leakscope.record.symbols.interner import Interner
 
 FOLDED_PID = -1
 """Stands for processes that began and ended between two readouts and can never be judged on their own."""
@@ -38,12 +41,20 @@ MOST_SITES = 1 << 16
 """Sites in memory beyond which idle ones are given up; one that comes back has another number."""
 MOST_PENDING = 200_000
 """Events and calls that may wait for the next readout, which knows which processes were short-lived."""
-MOST_CALLS_AWAITED = 10_000
 
 _EVENT_OF_CAUSE = np.array(
     [{"call": FREED, "reuse": REUSED, "context": CONTEXT}.get(cause, EXIT) for cause in CAUSE_CODES], np.int64
 )
-_EVENT_COLUMNS = (*IDENTITY, "ts_ns", "op", "cause", "result", "alloc_ts_ns", "call_id")
+_OF_KERNEL_OBJECTS = ("call_api", "call_stack")
+_EVENT_COLUMNS = (
+    *(name for name in IDENTITY if name not in _OF_KERNEL_OBJECTS),
+    "ts_ns",
+    "op",
+    "cause",
+    "result",
+    "alloc_ts_ns",
+    "call_id",
+)
 _ADDED = np.array([kind not in KINDS_NOT_ADDED for kind in KINDS])
 
 Tables = list[tuple[str, pa.Table]]
@@ -57,6 +68,7 @@ class Census:
         reader: CensusReader,
         columns: EventColumns,
         objects: KernelObjects,
+        interner: Interner,
         processes: Processes,
         exits: dict[int, int],
         *,
@@ -68,6 +80,7 @@ class Census:
         self._reader = reader
         self._columns = columns
         self._objects = objects
+        self._interner = interner
         self._processes = processes
         self._exits = exits
         self._origin_ns = origin_ns
@@ -78,8 +91,7 @@ class Census:
         self._counted = np.empty((0, 6), np.int64)  # their counts
         self._slot = np.empty(0, np.int64)
         self._events: list[dict[str, np.ndarray]] = []  # not counted yet
-        self._pending_calls: list[pa.Table] = []
-        self._pending = 0
+        self._calls = KeptCalls()
         # Live objects of what comes by events: slot << 32 | first interval of a window → objects, bytes.
         self._cohorts = np.empty(0, np.int64)
         self._cohort_sums = np.empty((0, 2), np.int64)
@@ -87,8 +99,6 @@ class Census:
         self._written_sums = np.empty((0, 2), np.int64)
         self._own_pids: set[int] = set()  # that have sites of their own
         self._ended_pids: set[int] = set()  # that may have something live or uncounted still
-        self._calls_awaited: set[int] = set()
-        self._calls_before: pa.Table | None = None
         self.read_ns = origin_ns
         """Time of the last readout."""
         self.forgotten: set[int] = set()
@@ -98,22 +108,18 @@ class Census:
         """What to write in place of the decoded tables of a batch, which holds all that was before its readouts."""
         out: Tables = [(name, table) for name, table in decoded if name not in ("mem_events", "calls")]
         for name, table in decoded:
-            if table is None or not table.num_rows:
-                continue
-            self._pending += table.num_rows if name in ("mem_events", "calls") else 0
-            if name == "mem_events":
+            if name == "mem_events" and table.num_rows:
                 self._events.append(_columns(table))
-            elif name == "calls":
-                self._pending_calls.append(table)
-        for readout in readouts:
-            self._count_events(readout.ts_ns)
-            out += self._take(readout)
-        if self._pending > MOST_PENDING:
-            self._count_events(None)
-        if readouts or self._pending > MOST_PENDING:
-            out.append(("calls", self._calls(self._pending_calls)))
-            self._pending_calls = []
-            self._pending = sum(len(columns["ts_ns"]) for columns in self._events)
+            elif name == "calls" and table is not None:
+                self._calls.add(table)
+        until: list[int | None] = [readout.ts_ns for readout in readouts]
+        if self._calls.rows + sum(len(columns["ts_ns"]) for columns in self._events) > MOST_PENDING:
+            until.append(None)
+        for readout, until_ns in zip_longest(readouts, until):
+            self._count_events(until_ns)
+            out.append(("calls", self._calls.take(until_ns)))
+            if readout is not None:
+                out += self._take(readout)
         return out
 
     def ended(self, pids: Iterable[int]) -> None:
@@ -149,12 +155,17 @@ class Census:
         for pid in np.unique(pids).tolist():
             pids[rows["pid"] == pid] = self._owner(pid)
         by_size = (rows["kind"] == KIND_CODES["heap"]) & self._sampled
-        identity = {**rows, "pid": pids, "size_bytes": np.where(by_size, rows["size_bytes"], 0)}
+        identity = {
+            **rows,
+            **dict.fromkeys(_OF_KERNEL_OBJECTS, np.zeros(len(pids), np.int64)),
+            "pid": pids,
+            "size_bytes": np.where(by_size, rows["size_bytes"], 0),
+        }
         columns = [identity[name] for name in IDENTITY]
         first, group = distinct(*columns)
         keys = np.stack([column[first].astype(np.int64) for column in columns], axis=1)
         slots, fresh = self._book.slots(keys, rows["call_id"][first])
-        self._await_calls(rows["call_id"][first][fresh])
+        self._calls.want(rows["call_id"][first][fresh].tolist())
         slot = slots[group]
         size = rows["size_bytes"].astype(np.int64)
         objects = (rows["result"] == 0).astype(np.int64)
@@ -191,34 +202,6 @@ class Census:
         self._columns.totals.pids.add(pid)
         return pid
 
-    # --- calls
-
-    def _await_calls(self, calls: np.ndarray) -> None:
-        if len(self._calls_awaited) < MOST_CALLS_AWAITED:
-            self._calls_awaited.update(int(call) for call in calls if call)
-
-    def _calls(self, tables: list[pa.Table]) -> pa.Table:
-        """The calls that made the first object of a site, and what they called. The rest are not written."""
-        empty: pa.Table = CALLS.empty_table()
-        if not tables:
-            return empty
-        # Inner calls return first, and may have come with the batch before.
-        latest = pa.concat_tables(tables).unify_dictionaries()
-        rows = latest
-        if self._calls_before is not None:
-            rows = pa.concat_tables([self._calls_before, latest]).unify_dictionaries()
-        ids, parents = rows["id"].to_numpy(), rows["parent_id"].to_numpy()
-        wanted = np.isin(ids, np.fromiter(self._calls_awaited, np.int64, len(self._calls_awaited)))
-        self._calls_awaited.difference_update(ids[wanted].tolist())
-        while True:
-            more = ~wanted & np.isin(parents, ids[wanted])
-            if not more.any():
-                break
-            wanted |= more
-        nested = latest["parent_id"].to_numpy() > 0
-        self._calls_before = latest.filter(pa.array(nested & ~wanted[len(rows) - len(latest) :]))
-        return rows.filter(pa.array(wanted))
-
     # --- what the kernel side counts
 
     def _take(self, readout: Readout) -> Tables:
@@ -226,16 +209,19 @@ class Census:
         slot, before = self._slots_of(readout)
         change = readout.counts[:, :4] - before[:, :4]
         moved: npt.NDArray[np.bool_] = np.asarray(change.any(axis=1))
-        size = book.identity[slot, IDENTITY.index("size_bytes")]
+        size_of = book.identity[slot, IDENTITY.index("size_bytes")]
+        size = size_of[moved]
         for column, event in enumerate((ALLOCATED, FREED, REUSED, EXIT)):
-            book.add(slot[moved], event, change[moved, column], change[moved, column] * size[moved])
+            book.add(slot[moved], event, change[moved, column], change[moved, column] * size)
         first = readout.counts[moved, 4]
-        book.span(slot[moved], first, readout.counts[moved, 5], size[moved])
+        book.span(slot[moved], first, readout.counts[moved, 5], size)
         cohorts = self._cohort_changes(readout, slot)
         self._known, self._counted, self._slot = readout.numbers, readout.counts, slot
         sites = book.site_rows()
         totals = book.total_rows(readout.ts_ns)
-        self._columns.totals.live_bytes["kernel"] = self._kernel_live_bytes()
+        added = _ADDED[book.identity[slot, IDENTITY.index("kind")]]
+        kept = (change[:, 0] - change[:, 1] - change[:, 2]) * size_of
+        self._columns.totals.live_bytes["kernel"] += int(kept[added].sum())
         self._tidy(readout, moved)
         self.read_ns = readout.ts_ns
         return [("census_sites", sites), ("census_totals", totals), ("census", cohorts)]
@@ -260,8 +246,20 @@ class Census:
         identity = self._objects.identities(batch)
         identity["layer"] = np.full(len(keys), LAYER_CODES["kernel"])
         identity["pid"] = np.array([self._owner(pid) for pid in keys["pid"].tolist()], np.int64)
+        identity["call_api"], identity["call_stack"] = self._calls_around(keys, first_ns)
         rows = np.stack([identity[name].astype(np.int64) for name in IDENTITY], axis=1)
         return self._book.slots(rows)[0]
+
+    def _calls_around(self, keys: np.ndarray, first_ns: IntArray) -> tuple[IntArray, IntArray]:
+        """(api code, user stack) of the outermost probed call around the allocations of identities; 0 = none."""
+        apis, stacks = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
+        for i in np.flatnonzero(keys["call_function"]):
+            key = keys[i]
+            apis[i] = self._columns.apis.code(FUNCTIONS[key["call_function"] - 1].api)
+            stacks[i] = self._interner.user_stack(
+                int(key["pid"]), int(key["call_stack"]), int(key["call_caller"]), int(first_ns[i])
+            )
+        return apis, stacks
 
     def _cohort_changes(self, readout: Readout, slot: IntArray) -> pa.Table:
         """`census` rows of the cohorts that are not what they were at the readout before."""
@@ -281,17 +279,10 @@ class Census:
         is_now, was = np.zeros((len(every), 2), np.int64), np.zeros((len(every), 2), np.int64)
         is_now[np.searchsorted(every, keys)] = sums
         was[np.searchsorted(every, self._written)] = self._written_sums
-        changed = (is_now != was).any(axis=1)
+        changed = (is_now != was).any(axis=1) & (self._book.ids[every >> 32] > 0)
         self._written, self._written_sums = keys, sums
         starts = self._origin_ns + (every[changed] & 0xFFFFFFFF) * self._interval_ns
         return self._book.cohort_rows(readout.ts_ns, every[changed] >> 32, starts, *is_now[changed].T)
-
-    def _kernel_live_bytes(self) -> int:
-        book = self._book
-        mine = (book.ids > 0) & (book.identity[:, IDENTITY.index("layer")] == LAYER_CODES["kernel"])
-        mine &= _ADDED[book.identity[:, IDENTITY.index("kind")]]
-        ended = (FREED, REUSED, CONTEXT)
-        return int((book.bytes[mine, ALLOCATED] - book.bytes[mine][:, ended].sum(axis=1)).sum())
 
     def _tidy(self, readout: Readout, moved: np.ndarray) -> None:
         """Give up what belongs to processes that ended before the last readout, and what is idle where room is scarce.

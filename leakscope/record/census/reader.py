@@ -14,6 +14,8 @@ from leakscope.record import records
 from leakscope.record.kernel.bpf import Map, possible_cpus
 from leakscope.record.loader import LoadedPrograms
 
+COUNTS = 6
+"""Fields of IDENTITY_COUNT."""
 BATCH_ENTRIES = 1 << 15
 """Entries of the live map that are in memory at once: 2 MB."""
 SWEEP_ABOVE = 0.5
@@ -73,7 +75,7 @@ class CensusReader:
         keys = raw_keys.view(records.IDENTITY_KEY).reshape(-1)
         raw_counted, raw_counts = self._counts.read_all()
         counted = raw_counted.view(np.uint32).reshape(-1)
-        by_cpu = raw_counts.view(np.int64).reshape(len(counted), self._cpus, -1)
+        by_cpu = raw_counts.view(np.int64).reshape(len(counted), self._cpus, COUNTS)
         order = np.argsort(counted)
         # A number without counts was made between the two reads: it is new at the next readout.
         at = np.minimum(np.searchsorted(counted[order], numbers), max(len(counted) - 1, 0))
