@@ -19,7 +19,7 @@ from leakscope.model.manifest import Source
 from leakscope.model.recording import Loss, Progress
 from leakscope.model.tables import MODULES, SAMPLES
 from leakscope.record import records, sampling, scope
-from leakscope.record.census import Census, CensusReader, Counts, Readout, Schedule
+from leakscope.record.census import Census, CensusReader, Counts, Live, Schedule
 from leakscope.record.child import Command
 from leakscope.record.clocks import monotonic_ns, read_anchor
 from leakscope.record.decode.calls import Calls
@@ -64,6 +64,8 @@ class Session:
         self.read_events = 0
         self._closed = False
         self._lock = threading.Lock()
+        self._counting = threading.Lock()
+        self._sampling = False
 
         config = ProgramConfig(
             stacks=options.stacks,
@@ -161,7 +163,7 @@ class Session:
 
     def _begin_census(self, columns: EventColumns, objects: KernelObjects) -> Census:
         began_ns, interval_ns = monotonic_ns(), int(self._options.interval_s * 1e9)
-        self._readouts: list[Readout] = []
+        self._readouts: list[Counts | Live] = []
         self._census_reader = CensusReader(self._programs, began_ns, interval_ns)
         return Census(
             self._census_reader,
@@ -175,11 +177,22 @@ class Session:
             sampled=self._options.sample_bytes > 0,
         )
 
-    def _read_out(self, ts_ns: int, counts: Counts | None, *, last: bool = False) -> None:
-        if self._census_reader is not None and counts is not None:
-            readout = self._census_reader.read(ts_ns, counts, sweep=not last)
+    def _read_counts(self) -> int:
+        """Take what a census has counted; the time of it. Counts are handed on in the order of their times."""
+        if self._census_reader is None:
+            return monotonic_ns()
+        with self._counting:
+            ts_ns = monotonic_ns()
+            counts = self._census_reader.counts(ts_ns)
             with self._lock:
-                self._readouts.append(readout)
+                self._readouts.append(counts)
+        return ts_ns
+
+    def _read_live(self, *, last: bool = False) -> None:
+        if self._census_reader is not None:
+            live = self._census_reader.live(monotonic_ns(), sweep=not last)
+            with self._lock:
+                self._readouts.append(live)
 
     def _add_member(self, pid: int, role: str) -> None:
         scope.add_target(self._targets, pid)
@@ -234,7 +247,7 @@ class Session:
 
     def drain(self) -> None:
         """Read all rings once and hand a batch to the sink when it is due."""
-        readouts: list[Readout] = []
+        readouts: list[Counts | Live] = []
         if self._census_reader is not None:
             with self._lock:  # before the rings: they then hold all that was before these readouts
                 readouts, self._readouts = self._readouts, []
@@ -276,8 +289,12 @@ class Session:
         self.sink.put(batch)
 
     def request_sample(self) -> None:
-        """Ask the sampler thread for one reading."""
-        self._sample_requested.set()
+        """Ask the sampler thread for one reading. While it is behind, what a census has counted is read here: the
+        samplers make many short system calls, each of which may wait for another thread."""
+        if self._sampling:
+            self._read_counts()
+        else:
+            self._sample_requested.set()
 
     def _sample_loop(self) -> None:
         if self._census_reader is not None:
@@ -287,20 +304,20 @@ class Session:
             self._sample_requested.clear()
             if self._closed:
                 return
+            self._sampling = True
             self._sample()
+            self._sampling = False
 
     def _sample(self, *, everything: bool = False) -> None:
-        ts_ns = monotonic_ns()
+        ts_ns = self._read_counts()
         if self._options.cgroup:
             for pid in scope.cgroup_members(self._options.cgroup):
                 if not self.processes.belongs(pid):
                     self._add_member(pid, "root")
-        # At the time of the samples, with which they are compared; the live objects, which take longer, after those.
-        counts = self._census_reader.counts() if self._census_reader else None
         tables = [self._samplers.read(ts_ns, everything=everything), self._rss_samples(ts_ns)]
         with self._lock:
             self._batch.samples += [table for table in tables if table.num_rows]
-        self._read_out(ts_ns, counts)
+        self._read_live()
 
     def _rss_samples(self, ts_ns: int) -> pa.Table:
         """Highest resident-set figures since the start, exact, from the rss_stat tracepoint."""
@@ -348,8 +365,9 @@ class Session:
             self._sample(everything=True)
         if self._recursion is None:
             self.detach()
-        if self.sink.error is None and self._census_reader is not None:
-            self._read_out(monotonic_ns(), self._census_reader.counts(), last=True)
+        if self.sink.error is None:
+            self._read_counts()
+            self._read_live(last=True)
         for _ in range(64):
             before = self.read_events
             self.drain()

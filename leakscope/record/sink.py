@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from leakscope.capture import CaptureWriter
-from leakscope.record.census import Census, Readout, Schedule
+from leakscope.record.census import Census, Counts, Live, Schedule
 from leakscope.record.decode.calls import Calls
 from leakscope.record.decode.kernel_objects import KernelObjects
 from leakscope.record.processes import Processes
@@ -44,7 +44,7 @@ class Batch:
     calls: list[np.ndarray] = field(default_factory=list)
     objects: list[np.ndarray] = field(default_factory=list)
     samples: list[pa.Table] = field(default_factory=list)
-    readouts: list[Readout] = field(default_factory=list)
+    readouts: list[Counts | Live] = field(default_factory=list)
 
 
 class Sink:

@@ -7,7 +7,6 @@ comes through the call ring event by event and is counted here. All of it ends i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,7 @@ from leakscope.record import records
 from leakscope.record.census.book import ALLOCATED, CONTEXT, EXIT, FREED, IDENTITY, REUSED, Book, IntArray
 from leakscope.record.census.cohorts import window_starts
 from leakscope.record.census.kept_calls import KeptCalls
-from leakscope.record.census.reader import CensusReader, Readout
+from leakscope.record.census.reader import CensusReader, Counts, Live
 from leakscope.record.decode.columns import (
     CAUSE_CODES,
     KIND_CODES,
@@ -104,7 +103,7 @@ class Census:
         self.forgotten: set[int] = set()
         """Ended processes that nothing asks for any more since the last readout."""
 
-    def tables(self, decoded: Tables, readouts: list[Readout]) -> Tables:
+    def tables(self, decoded: Tables, readouts: Iterable[Counts | Live]) -> Tables:
         """What to write in place of the decoded tables of a batch, which holds all that was before its readouts."""
         out: Tables = [(name, table) for name, table in decoded if name not in ("mem_events", "calls")]
         for name, table in decoded:
@@ -112,14 +111,13 @@ class Census:
                 self._events.append(_columns(table))
             elif name == "calls" and table is not None:
                 self._calls.add(table)
-        until: list[int | None] = [readout.ts_ns for readout in readouts]
+        for readout in readouts:
+            self._count_events(readout.ts_ns)
+            out.append(("calls", self._calls.take(readout.ts_ns)))
+            out += self._take(readout) if isinstance(readout, Counts) else self._take_live(readout)
         if self._calls.rows + sum(len(columns["ts_ns"]) for columns in self._events) > MOST_PENDING:
-            until.append(None)
-        for readout, until_ns in zip_longest(readouts, until):
-            self._count_events(until_ns)
-            out.append(("calls", self._calls.take(until_ns)))
-            if readout is not None:
-                out += self._take(readout)
+            self._count_events(None)
+            out.append(("calls", self._calls.take(None)))
         return out
 
     def ended(self, pids: Iterable[int]) -> None:
@@ -204,7 +202,7 @@ class Census:
 
     # --- what the kernel side counts
 
-    def _take(self, readout: Readout) -> Tables:
+    def _take(self, readout: Counts) -> Tables:
         book = self._book
         slot, before = self._slots_of(readout)
         change = readout.counts[:, :4] - before[:, :4]
@@ -215,7 +213,6 @@ class Census:
             book.add(slot[moved], event, change[moved, column], change[moved, column] * size)
         first = readout.counts[moved, 4]
         book.span(slot[moved], first, readout.counts[moved, 5], size)
-        cohorts = self._cohort_changes(readout, slot)
         self._known, self._counted, self._slot = readout.numbers, readout.counts, slot
         sites = book.site_rows()
         totals = book.total_rows(readout.ts_ns)
@@ -224,9 +221,9 @@ class Census:
         self._columns.totals.live_bytes["kernel"] += int(kept[added].sum())
         self._tidy(readout, moved)
         self.read_ns = readout.ts_ns
-        return [("census_sites", sites), ("census_totals", totals), ("census", cohorts)]
+        return [("census_sites", sites), ("census_totals", totals)]
 
-    def _slots_of(self, readout: Readout) -> tuple[IntArray, npt.NDArray[np.int64]]:
+    def _slots_of(self, readout: Counts) -> tuple[IntArray, npt.NDArray[np.int64]]:
         """(slot of each identity of a readout, its counts at the readout before)."""
         at = np.minimum(np.searchsorted(self._known, readout.numbers), max(len(self._known) - 1, 0))
         known = self._known[at] == readout.numbers if len(self._known) else np.zeros(len(readout.numbers), bool)
@@ -261,17 +258,17 @@ class Census:
             )
         return apis, stacks
 
-    def _cohort_changes(self, readout: Readout, slot: IntArray) -> pa.Table:
-        """`census` rows of the cohorts that are not what they were at the readout before."""
-        now = (readout.ts_ns - self._origin_ns) // self._interval_ns
-        at = np.minimum(np.searchsorted(readout.numbers, readout.live_numbers), max(len(slot) - 1, 0))
-        # One that was made while the maps were read is new at the next readout.
-        known = readout.numbers[at] == readout.live_numbers if len(slot) else np.zeros(len(at), bool)
-        kernel_slot, objects = slot[at[known]], readout.live_objects[known]
+    def _take_live(self, live: Live) -> Tables:
+        """`census` rows of the cohorts that are not what they were the last time."""
+        now = (live.ts_ns - self._origin_ns) // self._interval_ns
+        at = np.minimum(np.searchsorted(self._known, live.numbers), max(len(self._known) - 1, 0))
+        # An identity that was made since the last counts is new at the next ones.
+        known = self._known[at] == live.numbers if len(self._known) else np.zeros(len(at), bool)
+        kernel_slot, objects = self._slot[at[known]], live.objects[known]
         size = self._book.identity[kernel_slot, IDENTITY.index("size_bytes")]
         self._cohorts, self._cohort_sums = _summed(self._cohorts, self._cohort_sums, now)
         keys, sums = _summed(
-            np.concatenate([self._cohorts, kernel_slot << 32 | readout.births[known]]),
+            np.concatenate([self._cohorts, kernel_slot << 32 | live.births[known]]),
             np.concatenate([self._cohort_sums, np.stack([objects, objects * size], axis=1)]),
             now,
         )
@@ -282,9 +279,11 @@ class Census:
         changed = (is_now != was).any(axis=1) & (self._book.ids[every >> 32] > 0)
         self._written, self._written_sums = keys, sums
         starts = self._origin_ns + (every[changed] & 0xFFFFFFFF) * self._interval_ns
-        return self._book.cohort_rows(readout.ts_ns, every[changed] >> 32, starts, *is_now[changed].T)
+        sites = self._book.site_rows()
+        rows = self._book.cohort_rows(live.ts_ns, every[changed] >> 32, starts, *is_now[changed].T)
+        return [("census_sites", sites), ("census", rows)]
 
-    def _tidy(self, readout: Readout, moved: np.ndarray) -> None:
+    def _tidy(self, readout: Counts, moved: np.ndarray) -> None:
         """Give up what belongs to processes that ended before the last readout, and what is idle where room is scarce.
 
         A number stays known while it is in readouts, as one may be on its way that was taken before it was retired.
