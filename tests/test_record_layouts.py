@@ -31,6 +31,9 @@ STRUCTURES = {
     "kernel_record": records.KERNEL_RECORD,
     "launch_key": records.LAUNCH_KEY,
     "launch_layout": records.LAUNCH_LAYOUT,
+    "live_object": records.LIVE_OBJECT,
+    "identity_key": records.IDENTITY_KEY,
+    "identity_count": records.IDENTITY_COUNT,
     "rss_key": records.RSS_KEY,
     "rss_value": records.RSS_VALUE,
 }

@@ -77,7 +77,7 @@ def _layers(console: Console, report: Report) -> None:
         interval = f"{size(growth.ci_low)} … {rate(growth.ci_high)}" if growth else ""
         table.add_row(
             layer.layer,
-            size(layer.live_bytes),
+            size(layer.live_bytes) + (f" ± {size(layer.standard_error_bytes)}" if layer.standard_error_bytes else ""),
             f"{layer.live_objects:,}",
             rate(growth.bytes_per_s) if growth else "",
             interval,
@@ -95,6 +95,9 @@ def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, 
     console.print()
     console.print(head)
     facts = [f"keeps {exact(finding.kept_bytes)} in {counted(finding.kept_objects, 'object')}"]
+    sampled = [site for site in report.sites if site.id in finding.sites and site.bytes_sampled]
+    if error := sum(site.standard_error_bytes**2 for site in sampled) ** 0.5:
+        facts[0] += f" (estimated from a sample by bytes, ± {size(error)})"
     if growth := finding.growth:
         interval = f"{size(growth.ci_low)} … {size(growth.ci_high)}"
         facts.append(f"{rate(growth.bytes_per_s)} ({interval})")
@@ -168,12 +171,13 @@ def _sites(console: Console, sites: Sequence[Site], top: int) -> None:
     for (name, layer, what), members in ranked[:top]:
         kept = sum(site.live_bytes for site in members)
         share = kept / max(1, sum(site.allocated_bytes for site in members))
-        mark = "~" if any(site.stack_sampled for site in members) else ""
+        mark = "~" if any(site.stack_sampled or site.bytes_sampled for site in members) else ""
+        error = sum(site.standard_error_bytes**2 for site in members if site.bytes_sampled) ** 0.5
         table.add_row(
             printable(name),
             layer,
             printable(what),
-            mark + size(kept),
+            mark + size(kept) + (f" ± {size(error)}" if error else ""),
             f"{share:.0%}",
             rate(sum(site.growth.bytes_per_s for site in members if site.growth)),
         )
@@ -182,6 +186,8 @@ def _sites(console: Console, sites: Sequence[Site], top: int) -> None:
     notes = []
     if any(site.stack_sampled for _, members in ranked[:top] for site in members):
         notes.append("~ apportioned by sampled stacks")
+    if any(site.bytes_sampled for _, members in ranked[:top] for site in members):
+        notes.append("± standard error of what was sampled by bytes")
     if len(ranked) > top:
         notes.append(f"{len(ranked) - top:,} more with --top, all with --json")
     if notes:
