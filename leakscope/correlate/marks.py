@@ -29,6 +29,7 @@ MAX_PATHS = 200
 NUMBERED_ABOVE = 1_000
 """With more distinct names than this, numbers in them are folded (`step 17` → `step #`)."""
 
+
 class RangePath(NamedTuple):
     """A path of ranges, outermost first, and what a site allocated in it and kept of that."""
 
@@ -41,9 +42,7 @@ class RangePath(NamedTuple):
 _SITE = ("layer", "kind", "api", "slab_cache", "kernel_stack", "user_stack", "python_stack")
 
 
-def site_ranges(
-    con: duckdb.DuckDBPyConnection, sites: pd.DataFrame, lives: pd.DataFrame
-) -> dict[int, list[RangePath]]:
+def site_ranges(con: duckdb.DuckDBPyConnection, sites: pd.DataFrame, lives: pd.DataFrame) -> dict[int, list[RangePath]]:
     """The paths of ranges in which each site allocated, by number of site.
 
     ``sites`` has site and the columns of a site's identity (slab caches folded). Needs the view ``events`` that

@@ -23,7 +23,9 @@ _COUNTED = {
     "python_busy": ("python_stack", "python_frames_unavailable", "not walked: another walk was under way on the CPU"),
     "mark_dropped": ("mark_ring", "mark_lost", "NVTX ranges or their ends lost to a full ring"),
     "mark_too_deep": (
-        "injection library", "mark_lost", "NVTX ranges inside 64 others: their allocations carry the 64th"
+        "injection library",
+        "mark_lost",
+        "NVTX ranges inside 64 others: their allocations carry the 64th",
     ),
     "mark_threads_full": ("thread_marks", "mark_lost", "ranges of threads beyond those that can be followed at once"),
     "page_user": ("on_mm_page_alloc", "page_user_not_streamed", "pages of user memory: in RSS samples, not events"),
