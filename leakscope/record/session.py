@@ -37,7 +37,7 @@ from leakscope.record.options import RecordOptions
 from leakscope.record.priority import prefer_this_thread
 from leakscope.record.probes import tracepoints
 from leakscope.record.probes.libraries import FunctionProbes, libraries_before_start, mapped_libraries
-from leakscope.record.probes.nvtx import NVTX_LIBRARY, MarkProbes, is_injected, is_injection_library, not_available
+from leakscope.record.probes.nvtx import NVTX_LIBRARY, MarkProbes, is_injection_library, records_marks
 from leakscope.record.processes import Processes, process_exists
 from leakscope.record.python.stacks import PythonStacks
 from leakscope.record.ring import Ring
@@ -77,7 +77,7 @@ class Session:
             call_ring_bytes=CALL_RING_BYTES,
             live_entries=options.live_entries,
             with_functions=True,
-            nvtx=self._records_marks(),
+            nvtx=records_marks(options, source.limits),
             **launch_configuration(options),
             mode=options.mode,
             min_size=options.min_size,
@@ -85,6 +85,7 @@ class Session:
         )
         if options.mode == "census":
             config.mem_ring_bytes = mmap.PAGESIZE  # nothing is sent there
+        self.notes += source.limits
         scope.configure(options, config)
         self._config_scope = config.scope
         self._programs = load(config, options.loader)
@@ -216,14 +217,6 @@ class Session:
         self._spaces.seed(pid)
         if self._command is None or pid != self._command.pid:
             self._python.seed(pid)
-
-    def _records_marks(self) -> bool:
-        """Whether NVTX ranges are recorded: of a process that runs already only if it has the library."""
-        options = self._options
-        without = [pid for pid in options.pids if options.nvtx and not is_injected(pid)]
-        self._source.limits += [not_available(pid) for pid in without]
-        self.notes += self._source.limits
-        return options.nvtx and (not options.pids or len(without) < len(options.pids) or bool(options.command))
 
     def _in_scope(self, pid: int) -> bool:
         """Whether the kernel side records a process (of a cgroup v2 or the host: any may be)."""
