@@ -99,7 +99,7 @@ def addr2line(path: Path, addresses: list[int]) -> list[list[str]]:
     found = []
     for answer in done.stdout.split("\n0x"):
         places = [line.split(" (disc")[0].replace(":?", ":0") for line in answer.splitlines()[2::2]]
-        found.append([] if places[-1].startswith(("??", "crtstuff.c")) else places[::-1])
+        found.append([] if not places[-1].startswith("/") else places[::-1])
     return found
 
 
