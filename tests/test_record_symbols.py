@@ -20,9 +20,9 @@ from leakscope.record.probes.libraries import libraries_before_start, library_of
 from leakscope.record.processes import Processes, process_exists
 from leakscope.record.sink import Batch, Sink
 from leakscope.record.symbols.address_space import AddressSpace, AddressSpaces, Mapping, Module
-from leakscope.symbols.elf import ElfFile
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.symbols.kernel import KernelSymbols
+from leakscope.symbols.elf import ElfFile
 
 LIBRARY = """
 int shared_value = 7;

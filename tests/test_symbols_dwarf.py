@@ -76,7 +76,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(
-    scope="module", params=[("g++", "-O2"), ("g++", "-gdwarf-4", "-O2"), ("g++", "-gz", "-O1"), ("clang++", "-O2"), ("rustc", "-O")]
+    scope="module",
+    params=[("g++", "-O2"), ("g++", "-gdwarf-4", "-O2"), ("g++", "-gz", "-O1"), ("clang++", "-O2"), ("rustc", "-O")],
 )  # fmt: skip
 def any_program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler, *options = request.param
@@ -86,7 +87,11 @@ def any_program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 def addresses_in(path: Path, step: int = 3, limit: int = 3000) -> list[int]:
     starts, sizes, _, _ = ElfFile(path.read_bytes())._functions
-    every = [at for start, size in zip(starts.tolist(), sizes.tolist(), strict=True) for at in range(start, start + size, step)]  # noqa: E501
+    every = [
+        at
+        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)
+        for at in range(start, start + size, step)
+    ]
     return sorted(random.Random(1).sample(every, min(limit, len(every))))
 
 
@@ -144,7 +149,11 @@ def test_inlined_functions_are_named_and_stand_at_the_lines_of_their_calls(progr
         ]
         # and an artificial one is a part of its caller: the call in it is at the line of its own call
         call = call_in("_ZN3app4PoolIiE4takeEii")
-        assert [frame.function.rpartition("::")[2] for frame in dwarf.frames_at(call)] == ["take(int, int)", "middle", "deepest"]  # noqa: E501
+        assert [frame.function.rpartition("::")[2] for frame in dwarf.frames_at(call)] == [
+            "take(int, int)",
+            "middle",
+            "deepest",
+        ]
         assert dwarf.frames_at(call)[0].line == line("T *take(T v, int k)")
         assert dwarf.frames_at(5) == dwarf.frames_at(1 << 63) == []
 
@@ -161,7 +170,9 @@ def halves(program: Path, tmp_path: Path) -> tuple[Path, Path]:
     return stripped, debug
 
 
-def test_a_debug_file_has_the_addresses_but_not_the_offsets_of_its_module(program: Path, halves: tuple[Path, Path]) -> None:  # noqa: E501
+def test_a_debug_file_has_the_addresses_but_not_the_offsets_of_its_module(
+    program: Path, halves: tuple[Path, Path]
+) -> None:
     whole, stripped, debug = (open_elf(str(path)) for path in (program, *halves))
     offsets = whole.function_offsets()
     offset = offsets["main"] + 4
@@ -174,7 +185,9 @@ def test_a_debug_file_has_the_addresses_but_not_the_offsets_of_its_module(progra
     assert address_of([Segment(0x1000, 0x200, 16, True)], 0x210) is None
 
 
-def test_debug_files_are_found_by_build_id_in_both_layouts(program: Path, halves: tuple[Path, Path], tmp_path: Path) -> None:  # noqa: E501
+def test_debug_files_are_found_by_build_id_in_both_layouts(
+    program: Path, halves: tuple[Path, Path], tmp_path: Path
+) -> None:
     build_id = open_elf(str(program)).build_id
     for place in (f"a/.build-id/{build_id[:2]}/{build_id[2:]}.debug", "b/deep/down/any.name"):
         target = tmp_path / place
@@ -236,7 +249,9 @@ def test_damaged_debug_information_costs_its_lines_and_nothing_else(program: Pat
                 copy[section["sh_offset"] + rng.randrange(section["sh_size"])] = rng.randrange(256)
             path.write_bytes(copy if round_ % 6 else copy[: rng.randrange(len(copy))])
             try:
-                outcomes[len(worker.frames(f"{path.parent}/./{path.name}" if round_ % 2 else str(path), addresses)) == 40] += 1  # noqa: E501
+                outcomes[
+                    len(worker.frames(f"{path.parent}/./{path.name}" if round_ % 2 else str(path), addresses)) == 40
+                ] += 1
             except ValueError:
                 outcomes[False] += 1
         # then the worker still serves

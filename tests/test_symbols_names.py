@@ -64,7 +64,9 @@ def test_names_of_the_standard_library_agree_with_binutils() -> None:
 
     # c++filt puts the return type of a template function in front, which we leave out; the rest is the spelling of
     # literals (`(long)1` for `1l`) and the place of a & before a nested name
-    differing = [n for n, f in zip(names, filt.stdout.splitlines(), strict=True) if not plain(f).endswith(plain(demangle(n)))]  # noqa: E501
+    differing = [
+        n for n, f in zip(names, filt.stdout.splitlines(), strict=True) if not plain(f).endswith(plain(demangle(n)))
+    ]
     assert len(differing) <= len(names) // 50, differing[:5]
 
 
@@ -125,7 +127,10 @@ def test_the_culprit_is_behind_templates_inlined_into_the_application() -> None:
     assert found is not None and found.text == "app::append(int) (app.cpp:3)"
     assert ALLOCATOR.fullmatch(stack[-1].function)
     # and where all is plumbing, it is a function with code of its own
-    assert culprit(stack[2:4] + [Frame("mmap", "mmap64.c", 46, "/lib/libc.so.6", 4)], [], []) is not None
-    inside = [Frame("mmap", "mmap64.c", 46, "/lib/libc.so.6", 4), Frame("inner", "x.h", 1, "/lib/libc.so.6", 0, "inlined")]  # noqa: E501
+    assert culprit([*stack[2:4], Frame("mmap", "mmap64.c", 46, "/lib/libc.so.6", 4)], [], []) is not None
+    inside = [
+        Frame("mmap", "mmap64.c", 46, "/lib/libc.so.6", 4),
+        Frame("inner", "x.h", 1, "/lib/libc.so.6", 0, "inlined"),
+    ]
     found = culprit(inside, [], [])
     assert found is not None and found.function == "mmap"

@@ -22,7 +22,9 @@ def proc(tmp_path: Path) -> Path:
     """A /proc with one process, of a PID namespace and root of its own."""
     (tmp_path / str(PID) / "root" / "tmp").mkdir(parents=True)
     uid = os.getuid()
-    (tmp_path / str(PID) / "status").write_text(f"Name:\tjit\nNSpid:\t{PID}\t{NAMESPACE_PID}\nUid:\t{uid}\t{uid}\t0\t0\n")
+    (tmp_path / str(PID) / "status").write_text(
+        f"Name:\tjit\nNSpid:\t{PID}\t{NAMESPACE_PID}\nUid:\t{uid}\t{uid}\t0\t0\n"
+    )
     (tmp_path / str(PID) / "maps").write_text("1000-9000 r-xp 00000000 00:00 0 \n")
     return tmp_path
 
@@ -101,7 +103,7 @@ def test_hostile_lines_are_passed_over(proc: Path, path: Path) -> None:
     noise = bytes(rng.randrange(256) for _ in range(200_000))
     lines = [
         b"", b"zz 10 no number", b"1000", b"1000 10", b"1000 10 ", b"-5 10 negative", b"1000 -10 negative",
-        b"1000 0 empty", b"f" * 3000 + b" 1 huge", noise, b"4000 10 " + b"n" * 5000, b"5000 10 \xff\xfe\x1b[2J", b"6000 8 good",
+        b"1000 0 empty", b"f" * 3000 + b" 1 huge", noise, b"4000 10 " + b"n" * 5000, b"5000 10 \xff\xfe\x1b[2J", b"6000 8 good",  # noqa: E501
     ]  # fmt: skip
     path.write_bytes(b"\n".join(lines) + b"\n" + b"no end of line" * 100_000)
     jit = PerfMap(PID, proc)
@@ -123,7 +125,7 @@ def test_frames_of_a_jit_are_named_in_stacks_and_the_rest_stays_an_address(proc:
     spaces = AddressSpaces(proc)
     spaces.seed(PID)
     raw = b"".join(at.to_bytes(8, "little") for at in (0x2010, 0x2100, 0x4000, 0xFF0000, 0))
-    made = Interner(SimpleNamespace(lookup=lambda at: ("", "", 0)), spaces, lambda number: raw)  # type: ignore[arg-type]
+    made = Interner(SimpleNamespace(lookup=lambda at: ("", "", 0)), spaces, lambda number: raw)  # type: ignore[arg-type]  # noqa: E501
     stack = made.user_stack(PID, 1, 0, 5)
     # the second is a return address: the call before it is the last byte of the function
     assert made.functions(stack) == ["", "", "Lib::run", "Lib::run"]

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ WHERE f.module LIKE '%leak_cpp' ORDER BY s.depth
 
 def line(mark: str) -> int:
     """The line of the source that carries a mark."""
-    (found,) = [n for n, text in enumerate(Path(SOURCE).read_text().splitlines(), 1) if text.endswith(f"// line: {mark}")]  # noqa: E501
+    (found,) = [
+        n for n, text in enumerate(Path(SOURCE).read_text().splitlines(), 1) if text.endswith(f"// line: {mark}")
+    ]
     return found
 
 
@@ -100,20 +103,25 @@ def test_the_leak_of_a_cpp_program_is_named_with_lines_and_inlined_calls(cpp: Re
 
 def test_an_inlined_frame_belongs_to_the_frame_outside_of_it(cpp: Recording) -> None:
     (rows,) = [
-        cpp.rows('SELECT count(*), count(DISTINCT id), max("offset"), bool_and(build_id <> \'\') FROM frames WHERE kind = \'inlined\'')  # noqa: E501
+        cpp.rows(
+            "SELECT count(*), count(DISTINCT id), max(\"offset\"), bool_and(build_id <> '') FROM frames WHERE kind = 'inlined'"  # noqa: E501
+        )
     ]
     count, distinct, offset, identified = rows[0]
     assert count == distinct > 1 and (offset, identified) == (0, True)
     # ids of frames are unique and all that stacks name are there
     assert cpp.rows("SELECT count(*) - count(DISTINCT id) FROM frames") == [(0,)]
-    assert cpp.rows("SELECT count(*) FROM (SELECT unnest(frames) AS f FROM stacks) WHERE f NOT IN (SELECT id FROM frames)") == [(0,)]  # noqa: E501
+    assert cpp.rows(
+        "SELECT count(*) FROM (SELECT unnest(frames) AS f FROM stacks) WHERE f NOT IN (SELECT id FROM frames)"
+    ) == [(0,)]
     assert cpp.capture.problems == [] and cpp.capture.manifest.complete
 
 
 def test_operator_new_is_named_and_exact(cpp: Recording) -> None:
     # a walk of frame pointers has libstdc++'s caller only by the return address of malloc's own caller
     live = cpp.live(
-        "requested_bytes", "api = 'malloc' AND list_contains(functions, 'operator new(unsigned long)') AND size_bytes = 1000"  # noqa: E501
+        "requested_bytes",
+        "api = 'malloc' AND list_contains(functions, 'operator new(unsigned long)') AND size_bytes = 1000",
     )
     assert live == {1000: (COUNT, COUNT * 1000)}
 
@@ -125,7 +133,9 @@ def test_attribute_names_the_function_that_forgets(cpp: Recording) -> None:
     assert len(sites) == 1
     (chain,) = [c for c in report["chains"] if c["site"] == sites[0]["id"]]
     names = [link["name"] for link in chain["links"]]
-    assert f"{FORGET} ({SOURCE}:{line('serve')})" in [f"{name.split(' (/')[0]} ({plain('/' + name.split(' (/')[1])}" for name in names if " (/" in name]  # noqa: E501
+    assert f"{FORGET} ({SOURCE}:{line('serve')})" in [
+        f"{name.split(' (/')[0]} ({plain('/' + name.split(' (/')[1])}" for name in names if " (/" in name
+    ]
     # the C library's own function gives way to the call that it makes
     assert names[-2:] == ["mmap", "mmap_anon"] and not names[-3].startswith("mmap")
 
@@ -237,6 +247,9 @@ def test_functions_of_a_jit_are_named_by_its_perf_map(bpf: None, tmp_path: Path)
                 process.stdin.write("g")
                 process.stdin.flush()
                 assert process.stdout.readline() == "{}\n"
+                while not (recorder.path / "mem_events").exists():
+                    assert recorder.process.poll() is None
+                    time.sleep(0.02)
                 recording = recorder.stop()
         finally:
             process.kill()

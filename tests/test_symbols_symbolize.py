@@ -91,7 +91,7 @@ def contents(path: Path) -> dict[int, list[tuple[str, int, str]]]:
 NAMED = {
     1: [("", 0, "native"), ("outer", 4, "native"), ("between", 3, "inlined"), ("inner", 2, "native")],
     2: [],
-    7: [("outer", 4, "native"), ("between", 3, "inlined"), ("outer", 4, "native"), ("between", 3, "inlined"), ("", 0, "native")],
+    7: [("outer", 4, "native"), ("between", 3, "inlined"), ("outer", 4, "native"), ("between", 3, "inlined"), ("", 0, "native")],  # noqa: E501
 }  # fmt: skip
 
 
