@@ -49,6 +49,8 @@ struct config {
 	u64 task_thread_pid;
 	u64 pid_level;
 	u64 pid_numbers;
+	u64 unwind;
+	u64 cpus;
 };
 
 const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
@@ -83,4 +85,6 @@ const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
 #define CONFIG_TASK_THREAD_PID config.task_thread_pid
 #define CONFIG_PID_LEVEL config.pid_level
 #define CONFIG_PID_NUMBERS config.pid_numbers
+#define CONFIG_UNWIND config.unwind
+#define CONFIG_CPUS config.cpus
 #endif

@@ -126,7 +126,10 @@ enum counter {
 	COUNT_SITE_SEQUENCE = 13,
 	COUNT_CALL_SEQUENCE = 14,
 	COUNT_PYTHON_SEQUENCE = 15,
-	COUNTERS = 16,
+	COUNT_DUMP_DROPPED = 16,    /* stack dumps lost to a full ring */
+	COUNT_DUMP_SKIPPED = 17,    /* not dumped: the CPU's share was used up */
+	COUNT_DUMP_SEQUENCE = 18,
+	COUNTERS = 19,
 };
 
 struct map_call_in_flight {
@@ -171,6 +174,24 @@ struct python_scratch {
 	u64 busy;
 	u64 frame[16];
 	struct python_record record;
+};
+
+struct path_key {
+	u64 sp;
+	u64 ip;
+	u32 pid;
+	u32 pad;
+};
+
+enum path_sizes { PATH_WORDS = 128, PATH_REGISTERS = 12 };
+
+struct unwound_path { /* what decided how a dump was unwound, and the dump's id */
+	u32 id;
+	u16 words;
+	u16 checked_registers; /* bits of `registers` that matter */
+	u64 registers[PATH_REGISTERS]; /* as they lie in struct pt_regs from REG_SAVED_OFFSET on */
+	u64 values[PATH_WORDS];
+	u16 places[PATH_WORDS]; /* bytes above the stack pointer */
 };
 
 struct rss_key {
@@ -252,3 +273,10 @@ HASH(python_processes, u32, struct python_process, 16384);
 HASH(python_threads, u32, struct python_thread, 32768);
 LRU_HASH(python_stacks, u64, u32, 32768);
 PERCPU_ARRAY(python_scratch, struct python_scratch, 1);
+
+/* Stack dumps */
+#define DUMP_RING_BYTES (8 << 20)
+RING(dump_ring, DUMP_RING_BYTES);
+PERCPU_ARRAY(dump_budget, struct bucket, 1);
+LRU_HASH(unwound_paths, struct path_key, struct unwound_path, 4096);
+LRU_HASH(open_returns, u32, struct open_returns, 16384);

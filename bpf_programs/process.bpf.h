@@ -72,6 +72,7 @@ int on_process_exit(void *ctx)
 	bpf_map_delete_elem(&thread_calls, &tid);
 	bpf_map_delete_elem(&contexts, &tid);
 	bpf_map_delete_elem(&python_threads, &tid);
+	bpf_map_delete_elem(&open_returns, &tid);
 	if (!in_scope(tgid))
 		return 0;
 	if (CONFIG_EXIT_GROUP_DEAD >= 0)

@@ -96,6 +96,34 @@ struct python_record { /* 1040 bytes */
 	struct python_frame frames[PYTHON_FRAMES]; /* innermost first */
 };
 
+/* A stack dump, sent before the first event that names its id. */
+enum dump_sizes {
+	STACK_DUMP_BIT = 1 << 29, /* in `user_stack`: the id of a dump, not of the stack map */
+	DUMP_BYTES = 16384,
+	DUMP_REGISTERS = 34,      /* words of struct pt_regs that user mode has, on the architecture with most */
+	OPEN_RETURNS = 4,
+};
+
+struct open_return {
+	u64 sp;              /* where the return address of the call stood, 0 = none */
+	u64 caller;          /* that address: a probe of the return replaces it on the stack */
+};
+
+struct open_returns {
+	struct open_return calls[OPEN_RETURNS]; /* innermost first */
+};
+
+struct dump_record { /* 16,744 bytes */
+	u64 ts_ns;
+	u32 id;
+	u32 pid;
+	s32 user_stack;      /* by frame pointers: what counts where the dump cannot be unwound */
+	u32 bytes;           /* of `stack` that could be read; what is behind them is no one's */
+	u64 registers[DUMP_REGISTERS]; /* struct pt_regs */
+	struct open_returns open;
+	u64 stack[DUMP_BYTES / 8]; /* from the stack pointer upwards */
+};
+
 enum call_flag { CALL_NESTED = 1, CALL_PARTIAL = 2, CALL_IN_HEAP = 4 };
 #define MAP_IN_HEAP 0x80000000U /* put beside mmap's own flags: malloc took this mapping for itself */
 enum map_call { MAP_MMAP = 0, MAP_MUNMAP = 1, MAP_MREMAP = 2, MAP_BRK = 3, MAP_MADVISE = 4 };

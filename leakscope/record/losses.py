@@ -21,6 +21,8 @@ _COUNTED = {
     "call_map_full": ("calls in flight", "call_map_full", "calls not recorded"),
     "python_dropped": ("python_ring", "python_frames_unavailable", "Python stacks lost to a full ring"),
     "python_busy": ("python_stack", "python_frames_unavailable", "not walked: another walk was under way on the CPU"),
+    "dump_dropped": ("dump_ring", "native_unwind_unavailable", "stacks not unwound: lost to a full ring"),
+    "dump_skipped": ("dump budget", "native_unwind_unavailable", "stacks not unwound: more than a CPU may dump"),
     "page_user": ("on_mm_page_alloc", "page_user_not_streamed", "pages of user memory: in RSS samples, not events"),
     "free_unmatched": ("frees", "address_only_free", "frees of objects older than the recording or out of its scope"),
 }

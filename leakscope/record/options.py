@@ -17,6 +17,7 @@ class RecordOptions:
     duration_s: float | None = None
     force: bool = False
     stacks: str = "sampled"
+    unwind: str = "gpu"
     launches: bool = False
     malloc: bool = False
     libraries: list[Path] = field(default_factory=list)

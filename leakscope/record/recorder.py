@@ -154,6 +154,7 @@ class Recorder:
             scope=described,
             options={
                 "stacks": options.stacks,
+                "unwind": options.unwind,
                 "launches": options.launches,
                 "malloc": options.malloc,
                 "interval_s": options.interval_s,

@@ -41,6 +41,8 @@ from leakscope.record.sink import Batch, Sink
 from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.symbols.kernel import KernelSymbols
+from leakscope.record.unwind.libdw import LibdwUnavailableError, libdw
+from leakscope.record.unwind.stacks import UnwoundStacks
 
 SOURCE_ID = 0
 BATCH_ROWS = 150_000
@@ -64,6 +66,7 @@ class Session:
 
         config = ProgramConfig(
             stacks=options.stacks,
+            unwind=self._unwind_policy(options.unwind),
             mem_ring_bytes=options.ring_bytes,
             call_ring_bytes=CALL_RING_BYTES,
             live_entries=options.live_entries,
@@ -113,6 +116,9 @@ class Session:
         self._rss = self._programs.map("rss")
         self._mem_ring = Ring(self._programs.map("mem_ring").fd, config.mem_ring_bytes, records.MEM_RECORD)
         self._call_ring = Ring(self._programs.map("call_ring").fd, config.call_ring_bytes, records.CALL_RECORD)
+        dump_ring = self._programs.map("dump_ring")
+        self._dump_ring = Ring(dump_ring.fd, dump_ring.entries, records.DUMP_RECORD)
+        self._unwound = UnwoundStacks(self._interner, self._spaces, self._programs.map("unwound_paths"))
         python_ring = self._programs.map("python_ring")
         self._python_ring = Ring(python_ring.fd, python_ring.entries, records.PYTHON_RECORD)
         self._python_poll = select.poll()
@@ -132,6 +138,7 @@ class Session:
             interner=self._interner,
             calls=calls,
             objects=KernelObjects(columns, self._sites, self._interner, self.exits),
+            unwound=self._unwound,
         )
         self._attach(members)
         self._sample_requested = threading.Event()
@@ -141,6 +148,20 @@ class Session:
         source.anchors.append(read_anchor())
         source.probes = list(self._attachments.names)
         writer.save_manifest()
+
+    _no_unwinding = ""
+
+    def _unwind_policy(self, wanted: str) -> str:
+        """What can be done of it here."""
+        if wanted == "none":
+            return wanted
+        try:
+            libdw()
+        except LibdwUnavailableError as error:
+            self._no_unwinding = str(error)
+            self.notes.append(f"native stacks are those of frame pointers alone: {error} (install libdw1)")
+            return "none"
+        return wanted
 
     def _add_member(self, pid: int, role: str) -> None:
         scope.add_target(self._targets, pid)
@@ -205,6 +226,7 @@ class Session:
             if event.kind == "map":
                 self._on_map(event)
         self._python.resolve(self._python_ring.read())
+        dumps = self._dump_ring.read(at_most=1024)
         self.read_events += len(objects) + len(calls)
         with self._lock:
             batch = self._batch
@@ -212,6 +234,8 @@ class Session:
                 batch.objects.append(objects)
             if len(calls):
                 batch.calls.append(calls)
+            if len(dumps):
+                batch.dumps.append(dumps)
             batch.side_band += side_band
             self._batch_rows += len(objects) + len(calls)
             due = time.monotonic() - self._flushed_at >= self._options.flush_s
@@ -342,6 +366,8 @@ class Session:
             + sum(self._counters.total(name) for name in ("mem_dropped", "call_dropped")),
             "events_read": self.read_events,
             "kmalloc_caches_by_size_and_flags": self._sites.caches_by_size_and_flags,
+            "stacks_dumped": self._unwound.dumps,
+            "stacks_unwound": self._unwound.unwound,
             "slab_cache_question": self._cache_of.reason or "bpf_get_kmem_cache",
             "functions_attached": self._functions.attached,
             "notes": self.notes,
@@ -361,6 +387,10 @@ class Session:
         if unnamed:
             detail = "stacks: " + "; ".join(f"{count} {reason}" for reason, count in unnamed.most_common())
             losses.append(Loss("python frames", "python_frames_unavailable", unnamed.total(), detail))
+        if self._no_unwinding:
+            losses.append(Loss("unwinding", "native_unwind_unavailable", 1, self._no_unwinding))
+        for reason, count in self._unwound.not_unwound.items():
+            losses.append(Loss("unwinding", "native_unwind_unavailable", count, f"stack dumps: {reason}"))
         if self._interner.missing_stacks:
             losses.append(Loss("stack maps", "stack_miss", self._interner.missing_stacks, "stacks gone when read"))
         return losses
@@ -384,6 +414,7 @@ class Session:
         if self.sink.error is None:
             self.sink.close()
         self._samplers.close()
+        self._unwound.close()
         self._side_band.close()
         self._cache_of.close()
         self._programs.close()

@@ -1,6 +1,6 @@
 """From drained batches to parts on disk, in a thread of its own.
 
-Order matters: the side-band first (where files are mapped), then calls (which processes ended), then kernel objects
+Order matters: the side-band first (where files are mapped), then stack dumps, then calls (which processes ended), then kernel objects
 (whose frees after an exit are marked), and on disk frames and stacks before the events that name them, so
 that a capture cut off at any moment resolves.
 """
@@ -23,6 +23,7 @@ from leakscope.record.ring import joined
 from leakscope.record.side_band import SideBandEvent
 from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
+from leakscope.record.unwind.stacks import UnwoundStacks
 
 MANIFEST_EVERY_NS = 5_000_000_000
 """How often the manifest is brought up to date, so that a power loss costs no more checksums than that."""
@@ -39,6 +40,7 @@ class Batch:
     side_band: list[SideBandEvent] = field(default_factory=list)
     calls: list[np.ndarray] = field(default_factory=list)
     objects: list[np.ndarray] = field(default_factory=list)
+    dumps: list[np.ndarray] = field(default_factory=list)
     samples: list[pa.Table] = field(default_factory=list)
 
 
@@ -54,6 +56,7 @@ class Sink:
         interner: Interner,
         calls: Calls,
         objects: KernelObjects,
+        unwound: UnwoundStacks | None = None,
     ) -> None:
         self._writer = writer
         self._spaces = spaces
@@ -61,6 +64,7 @@ class Sink:
         self._interner = interner
         self._calls = calls
         self._objects = objects
+        self._unwound = unwound
         self._queue: queue.Queue[Batch | None] = queue.Queue(maxsize=8)
         self._ended: dict[int, int] = {}
         self._manifest_saved_ns = 0
@@ -116,6 +120,8 @@ class Sink:
     def _process(self, batch: Batch) -> None:
         self.follow(batch.side_band)
         tables: list[tuple[str, pa.Table]] = []
+        if self._unwound is not None and batch.dumps:
+            self._unwound.resolve(np.concatenate(batch.dumps))
         if batch.calls:
             decoded = self._calls.decode(np.concatenate(batch.calls))
             for pid, ts_ns in decoded.exits.items():

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from leakscope.errors import NotCapableError
-from leakscope.record.kernel.bpf import Map
+from leakscope.record.kernel.bpf import Map, possible_cpus
 from leakscope.record.kernel.btf import KernelTypes
 from leakscope.record.kernel.syscalls import number
 from leakscope.record.kernel.tracefs import field_offsets
 
 SCOPE_HOST, SCOPE_PROCESSES, SCOPE_CGROUP = 0, 1, 2
 STACK_POLICIES = {"none": 0, "sampled": 1, "all": 2}
+UNWIND_POLICIES = {"none": 0, "gpu": 1, "all": 2}
 
 
 @dataclass
@@ -28,6 +29,7 @@ class ProgramConfig:
     cgroup_id: int = 0
     cgroup_level: int = 0
     stacks: str = "sampled"
+    unwind: str = "none"
     # Stacks that a site may take on a CPU: one each 2^20 ns (954/s) with bursts of 256; all sites together one each
     # 2^16 ns (15,259/s, some 4 % of a CPU) with bursts of 4,096. While the latter is used up each costs a site 32.
     site_stack_every_shift: int = 20
@@ -96,6 +98,8 @@ class ProgramConfig:
             "TASK_THREAD_PID": types.member_offset("task_struct", "thread_pid") or 0,
             "PID_LEVEL": types.member_offset("pid", "level") or 0,
             "PID_NUMBERS": types.member_offset("pid", "numbers") or 0,
+            "UNWIND": UNWIND_POLICIES[self.unwind],
+            "CPUS": possible_cpus(),
         }
 
 

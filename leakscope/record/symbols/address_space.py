@@ -18,10 +18,12 @@ class Module:
         self._build_id = build_id
         self._elf: ElfFile | None = None
         self.problem = ""
+        self.opened = ""  # the path under which this process sees the file
         for candidate in candidates:
             try:
                 with open(candidate, "rb") as file:
                     self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self.opened = candidate
                 break
             except (OSError, ValueError) as error:
                 self.problem = str(error)
@@ -57,6 +59,14 @@ class Module:
     def known_build_id(self) -> str:
         """The build id if it was told or read already; never opens the file."""
         return self._build_id
+
+    def load_bias(self, start: int, file_offset: int) -> int | None:
+        """What to add to the file's addresses where `file_offset` is mapped executable at `start`; None if unknown."""
+        elf = self._load()
+        for segment in elf.segments if elf else ():
+            if segment.executable and segment.offset & ~0xFFF <= file_offset < segment.offset + segment.size_bytes:
+                return start - file_offset - (segment.address - segment.offset)
+        return None
 
     def function_at(self, offset: int) -> str:
         """Name of the function at a file offset, '' when unknown."""
