@@ -89,7 +89,7 @@ int on_function_entry(struct pt_regs *ctx)
 	family = spec->space == SPACE_HEAP ? OWNER_HEAP : OWNER_DEVICE;
 	call.nested = (call.enclosing_owner & family) != 0;
 	if (takes_dump(spec, &call))
-		call.user_stack = unwound_stack(ctx, (char *)ctx);
+		call.user_stack = unwound_stack(ctx, (char *)ctx, SHARE_FUNCTIONS);
 	else
 		call.user_stack = spec->log_call || !call.nested ? user_stack_id(ctx) : -1;
 	if (CONFIG_UNWIND == UNWIND_ALL)

@@ -10,14 +10,15 @@
 
 enum unwind_policy { UNWIND_NONE = 0, UNWIND_GPU = 1, UNWIND_ALL = 2 };
 
-/* New dumps of a CPU: one each 2^20 ns (954 a second) with bursts of 256; beyond that frame pointers have to do. */
+/* New dumps of a CPU: one each 2^20 ns (954 a second) with bursts of 256; beyond that frame pointers have to do. Calls of
+ * functions have a share of their own, so that kernel objects never take theirs. */
 #define DUMP_EVERY_SHIFT 20
 #define DUMP_BURST 256
+enum dump_share { SHARE_FUNCTIONS = 0, SHARE_KERNEL = 1 };
 
-static inline int dump_allowed(void)
+static inline int dump_allowed(u32 share)
 {
-	u32 zero = 0;
-	struct bucket *budget = bpf_map_lookup_elem(&dump_budget, &zero);
+	struct bucket *budget = bpf_map_lookup_elem(&dump_budget, &share);
 
 	if (!budget)
 		return 0;
@@ -70,6 +71,21 @@ static inline int same_path(struct unwound_path *known, char *registers, u64 sp)
 	return 1;
 }
 
+/* Copy the stack from `sp` up to a page's end: the fourth, or the last that the stack has. Bytes copied. */
+static inline u32 read_stack(struct dump_record *record, u64 sp)
+{
+	u32 bytes;
+	int pages;
+
+#pragma unroll
+	for (pages = DUMP_BYTES / 4096; pages > 0; pages--) {
+		bytes = pages * 4096 - (sp & 4095);
+		if (!bpf_probe_read_user(record->stack, bytes, (void *)sp))
+			return bytes;
+	}
+	return 0;
+}
+
 /* Send a dump; its id, 0 where none could be sent. */
 static inline u32 dump_stack(char *registers, struct path_key *key, s32 user_stack)
 {
@@ -102,24 +118,13 @@ static inline u32 dump_stack(char *registers, struct path_key *key, s32 user_sta
 	open = bpf_map_lookup_elem(&open_returns, &tid);
 	if (open)
 		record->open = *open;
-	record->bytes = DUMP_BYTES; /* less near the stack's end */
-	if (bpf_probe_read_user(record->stack, DUMP_BYTES, (void *)key->sp)) {
-		record->bytes = DUMP_BYTES / 2;
-		if (bpf_probe_read_user(record->stack, DUMP_BYTES / 2, (void *)key->sp)) {
-			record->bytes = DUMP_BYTES / 4;
-			if (bpf_probe_read_user(record->stack, DUMP_BYTES / 4, (void *)key->sp)) {
-				record->bytes = DUMP_BYTES / 8;
-				if (bpf_probe_read_user(record->stack, DUMP_BYTES / 8, (void *)key->sp))
-					record->bytes = 0;
-			}
-		}
-	}
+	record->bytes = read_stack(record, key->sp);
 	bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);
 	return id;
 }
 
 /* Id of the user stack below `registers` (struct pt_regs of user mode): of a dump, or by frame pointers. */
-static inline s32 unwound_stack(void *ctx, char *registers)
+static inline s32 unwound_stack(void *ctx, char *registers, u32 share)
 {
 	struct path_key key = {};
 	struct unwound_path *known;
@@ -137,7 +142,7 @@ static inline s32 unwound_stack(void *ctx, char *registers)
 	if (known && same_path(known, registers, key.sp))
 		return known->id | STACK_DUMP_BIT;
 	user_stack = user_stack_id(ctx);
-	if (!key.sp || !dump_allowed())
+	if (!key.sp || !dump_allowed(share))
 		return user_stack;
 	id = dump_stack(registers, &key, user_stack);
 	return id ? (s32)(id | STACK_DUMP_BIT) : user_stack;
@@ -148,7 +153,7 @@ static inline s32 unwound_stack_of_task(void *ctx)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 
-	return unwound_stack(ctx, (char *)bpf_task_pt_regs(task));
+	return unwound_stack(ctx, (char *)bpf_task_pt_regs(task), SHARE_KERNEL);
 }
 
 /* A call begins whose return is probed: its return address on the stack is about to be replaced. */

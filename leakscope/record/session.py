@@ -219,6 +219,8 @@ class Session:
         objects = self._mem_ring.read()
         # After the objects: whatever ended before these frees is then in the calls already.
         calls = self._call_ring.read()
+        # After the events that name them, and before the mappings that they need.
+        dumps = self._dump_ring.read(at_most=1024)
         side_band = self._side_band.read()
         # Before its stacks: a process is known by its mapping. After all events: a stack is sent before what names it.
         self._python.follow(side_band)
@@ -226,7 +228,6 @@ class Session:
             if event.kind == "map":
                 self._on_map(event)
         self._python.resolve(self._python_ring.read())
-        dumps = self._dump_ring.read(at_most=1024)
         self.read_events += len(objects) + len(calls)
         with self._lock:
             batch = self._batch
@@ -234,9 +235,12 @@ class Session:
                 batch.objects.append(objects)
             if len(calls):
                 batch.calls.append(calls)
-            if len(dumps):
-                batch.dumps.append(dumps)
             batch.side_band += side_band
+            if len(dumps):
+                if not batch.dumps and self.sink.put_dumps(batch.side_band, dumps):
+                    batch.side_band = []
+                else:
+                    batch.dumps.append(dumps)
             self._batch_rows += len(objects) + len(calls)
             due = time.monotonic() - self._flushed_at >= self._options.flush_s
             if self._batch_rows < BATCH_ROWS and not due:

@@ -83,6 +83,17 @@ class Sink:
             except queue.Full:
                 continue
 
+    def put_dumps(self, side_band: list[SideBandEvent], dumps: np.ndarray) -> bool:
+        """Hand over stack dumps ahead of the events that name them, with all side-band events before; never waits.
+
+        The sooner their paths are known, the fewer are sent. False: not taken, the sink is behind.
+        """
+        try:
+            self._queue.put_nowait(Batch(0, side_band, dumps=[dumps]))
+        except queue.Full:
+            return False
+        return True
+
     def close(self) -> None:
         """Write what is queued and end the thread."""
         if self._thread.is_alive():
@@ -122,6 +133,8 @@ class Sink:
         tables: list[tuple[str, pa.Table]] = []
         if self._unwound is not None and batch.dumps:
             self._unwound.resolve(np.concatenate(batch.dumps))
+            if not batch.ts_ns:  # ahead of their events, with which the frames are written
+                return
         if batch.calls:
             decoded = self._calls.decode(np.concatenate(batch.calls))
             for pid, ts_ns in decoded.exits.items():

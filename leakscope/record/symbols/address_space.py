@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import mmap
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,12 +19,14 @@ class Module:
         self._build_id = build_id
         self._elf: ElfFile | None = None
         self.problem = ""
-        self.opened = ""  # the path under which this process sees the file
+        self._opened = ""
+        self._identity = (0, 0)
         for candidate in candidates:
             try:
                 with open(candidate, "rb") as file:
                     self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                self.opened = candidate
+                    self._identity = _identity(file.fileno())
+                self._opened = candidate
                 break
             except (OSError, ValueError) as error:
                 self.problem = str(error)
@@ -60,6 +63,16 @@ class Module:
         """The build id if it was told or read already; never opens the file."""
         return self._build_id
 
+    def current_path(self) -> str:
+        """A path that leads to the very file that was mapped, '' when there is none any more."""
+        for candidate in (self._opened, self.path):
+            try:
+                if self._data is not None and _identity(candidate) == self._identity:
+                    return candidate
+            except OSError:
+                continue
+        return ""
+
     def load_bias(self, start: int, file_offset: int) -> int | None:
         """What to add to the file's addresses where `file_offset` is mapped executable at `start`; None if unknown."""
         elf = self._load()
@@ -76,6 +89,11 @@ class Module:
         except ValueError as error:
             self._give_up(error)
             return ""
+
+
+def _identity(file: str | int) -> tuple[int, int]:
+    stat = os.stat(file)
+    return stat.st_dev, stat.st_ino
 
 
 @dataclass

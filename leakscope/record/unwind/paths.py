@@ -23,10 +23,14 @@ STACK_REACH = 1 << 20
 
 @dataclass(frozen=True)
 class Path:
-    """One way to a program counter; `pcs` innermost first. `complete`: the outermost frame is where the thread began."""
+    """One way to a program counter; `pcs` innermost first.
+
+    `complete`: the outermost frame is where the thread began; `cut`: the stack goes on beyond the dump.
+    """
 
     pcs: tuple[int, ...]
     complete: bool
+    cut: bool
     bytes: int  # of the dump
     places: np.ndarray  # int64: words above the stack pointer
     values: np.ndarray  # uint64, of pointers into the stack the distance from the stack pointer
@@ -43,6 +47,7 @@ class Path:
         pcs: Sequence[int],
         *,
         complete: bool,
+        cut: bool,
     ) -> Path:
         """The path of a DUMP_RECORD; `words` are those that were read while it was unwound, by address."""
         registers = dump["registers"].tolist()
@@ -57,6 +62,7 @@ class Path:
         return cls(
             tuple(pcs),
             complete,
+            cut,
             int(dump["bytes"]),
             np.array([place for place, _, _ in chosen], np.int64),
             np.array([value - sp if points else value for _, value, points in chosen], np.uint64),
@@ -79,8 +85,11 @@ class Path:
         return np.asarray(found)
 
     def for_kernel(self, dump: np.void) -> tuple[bytes, bytes] | None:
-        """Key and value of `unwound_paths` by which the probes know this path again; None if it has too many words."""
-        if len(self.places) > records.PATH_WORDS:
+        """Key and value of `unwound_paths` by which the probes know this path again.
+
+        None if it has too many words, or may be unwound further another time (when a file is known).
+        """
+        if len(self.places) > records.PATH_WORDS or not (self.complete or self.cut):
             return None
         registers = dump["registers"].tolist()
         sp = np.uint64(stack_pointer(registers))

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from leakscope.record.kernel.bpf import Map
-from leakscope.record.symbols.address_space import AddressSpace, AddressSpaces
+from leakscope.record.symbols.address_space import AddressSpace, AddressSpaces, Module
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.unwind.libdw import Dwfl, stack_pointer
-from leakscope.record.unwind.paths import Path, program_counter_place, restore_returns
+from leakscope.record.unwind.paths import STACK_REACH, Path, program_counter_place, restore_returns
 
 TIME_SHARE = 0.25
 """Of a CPU's time that goes into unwinding, averaged over :data:`TIME_BURST_S`. Dumps beyond are not unwound."""
@@ -28,7 +28,7 @@ class _Layout:
     """Files mapped at the same addresses, in one process or, after a fork, in several."""
 
     dwfl: Dwfl
-    reported: dict[tuple[str, int], int] = field(default_factory=dict)  # (path, bias): start
+    reported: set[tuple[str, int]] = field(default_factory=set)  # (path, bias)
     paths: dict[int, list[Path]] = field(default_factory=lambda: defaultdict(list))  # by program counter
 
     def close(self) -> None:
@@ -121,9 +121,13 @@ class UnwoundStacks:
         sp, words = stack_pointer(registers), dump["stack"][: int(dump["bytes"]) // 8].tolist()
         seen: dict[int, int] = {}
 
+        cut = False
+
         def read(address: int) -> int | None:
+            nonlocal cut
             place = address - sp
             if place & 7 or not 0 <= place < 8 * len(words):
+                cut |= 8 * len(words) <= place < STACK_REACH
                 return None
             word: int = words[place >> 3]
             seen[address] = word
@@ -133,7 +137,7 @@ class UnwoundStacks:
             return space.find(address) is not None
 
         pcs, complete = layout.dwfl.unwind(registers, read, is_code)
-        path = Path.of(dump, seen, is_code, pcs, complete=complete)
+        path = Path.of(dump, seen, is_code, pcs, complete=complete, cut=cut and not complete)
         self.unwound += 1
         self._seconds -= time.monotonic() - began
         return path
@@ -145,18 +149,20 @@ class UnwoundStacks:
             self._layouts.move_to_end(mapped)
             return self._layouts[mapped]
         began = time.monotonic()
-        wanted: dict[tuple[str, int], int] = {}
+        wanted: dict[tuple[str, int], Module] = {}
         for mapping in space.mappings:
             bias = mapping.module.load_bias(mapping.start, mapping.file_offset)
-            if bias is not None and mapping.module.opened:
-                wanted.setdefault((mapping.module.opened, bias), mapping.start)
+            if bias is not None:
+                wanted[mapping.module.path, bias] = mapping.module
         grown = next(
-            (key for key, known in self._layouts.items() if known.reported.keys() <= wanted.keys() and known.reported),
-            None,
+            (key for key, known in self._layouts.items() if known.reported and known.reported <= wanted.keys()), None
         )
         layout = self._layouts.pop(grown) if grown is not None else _Layout(Dwfl())
-        layout.dwfl.report([file for file in wanted if file not in layout.reported])
-        layout.reported = wanted
+        added = [(module.current_path(), bias) for (path, bias), module in wanted.items() if (path, bias) not in layout.reported]
+        layout.dwfl.report([(path, bias) for path, bias in added if path])
+        layout.reported = set(wanted)
+        for paths in layout.paths.values():  # these may go on in the new files
+            paths[:] = [path for path in paths if path.complete or path.cut]
         if grown is not None:  # a parent may live on with the fewer files
             self._layouts[grown] = layout
         self._layouts[mapped] = layout
