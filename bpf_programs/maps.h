@@ -159,6 +159,8 @@ struct python_process {
 	u16 frame_previous;
 	u16 frame_owner;
 	u16 frame_bytes;     /* what is read of a frame: up to its last member here */
+	u16 frame_is_entry;  /* whether C code called it; PYTHON_NO_OFFSET where a frame without code says so */
+	u16 pad[3];
 };
 
 struct python_thread { /* by thread: its PyThreadState, or where the search for it goes on */

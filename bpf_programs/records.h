@@ -84,7 +84,8 @@ struct call_record { /* 128 bytes */
 enum python_frames { PYTHON_FRAMES = 64 };
 
 struct python_frame {
-	u64 code;            /* address of the code object, 0 for a frame of the interpreter's own */
+	u64 code;            /* address of the code object, 0 for a frame of the interpreter's own: C code called the
+	                      * frame before it. 3.11 has none such, there bit 0 is set in those that C code called. */
 	u64 instruction;     /* address of the instruction that runs or calls */
 };
 

@@ -68,7 +68,7 @@ FRAMES = pa.schema(
         ("line", pa.int32()),
         ("module", pa.string()),
         ("build_id", pa.string()),
-        ("offset", pa.uint64()),  # file offset in the module; kernel address for kernel frames
+        ("offset", pa.uint64()),  # file offset in the module; kernel address; Python: 1 = C code called it
         ("kind", TEXT),  # python, native, kernel
     ]
 )

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from leakscope.record.symbols.elf import ElfFile
+from leakscope.record.symbols.elf import ElfFile, Segment, load_segments
 
 
 class Module:
@@ -20,6 +20,7 @@ class Module:
         self._elf: ElfFile | None = None
         self.problem = ""
         self._opened = ""
+        self._segments: list[Segment] | None = None
         self._identity = (0, 0)
         for candidate in candidates:
             try:
@@ -75,8 +76,12 @@ class Module:
 
     def load_bias(self, start: int, file_offset: int) -> int | None:
         """What to add to the file's addresses where `file_offset` is mapped executable at `start`; None if unknown."""
-        elf = self._load()
-        for segment in elf.segments if elf else ():
+        if self._segments is None:
+            try:
+                self._segments = load_segments(self._data) if self._data is not None else []
+            except ValueError:
+                self._segments = []
+        for segment in self._segments:
             if segment.executable and segment.offset & ~0xFFF <= file_offset < segment.offset + segment.size_bytes:
                 return start - file_offset - (segment.address - segment.offset)
         return None

@@ -23,8 +23,9 @@ MAX_DEPTH = 127
 RawStack = Callable[[int], bytes | None]
 """Stack map id → the map's value: addresses as u64, innermost first, zero-padded; None when it is gone."""
 
-NamedStack = Callable[[int], tuple[tuple[str, str, int], ...] | None]
-"""Python stack id → (function, file, line) of its frames, outermost first; None when it has no names."""
+NamedStack = Callable[[int], Sequence[tuple[str, str, int, bool]] | None]
+"""Python stack id → (function, file, line, whether C code called it) of its frames, outermost first; None when it has
+no names."""
 
 
 class Interner:
@@ -131,10 +132,10 @@ class Interner:
             self._python_stacks[number] = self.stack([self._python_frame(*frame) for frame in named])
         return self._python_stacks[number]
 
-    def _python_frame(self, function: str, file: str, line: int) -> int:
-        key = ("python", f"{file}\0{function}", line)
+    def _python_frame(self, function: str, file: str, line: int, entered: bool) -> int:
+        key = ("python", f"{file}\0{function}", line << 1 | entered)
         if key not in self._frame_ids:
-            self._add_frame(key, function, "", "", file, line)
+            self._add_frame(key, function, "", "", file, line, int(entered))
         return self._frame_ids[key]
 
     def _user_frame(self, path: str, offset: int, module: object, back: int) -> int:
@@ -148,7 +149,14 @@ class Interner:
         return self._frame_ids[key]
 
     def _add_frame(
-        self, key: tuple[str, str, int], function: str, module: str, build_id: str, file: str = "", line: int = 0
+        self,
+        key: tuple[str, str, int],
+        function: str,
+        module: str,
+        build_id: str,
+        file: str = "",
+        line: int = 0,
+        offset: int | None = None,
     ) -> None:
         self._frame_ids[key] = len(self._frame_ids) + 1
         self._functions.append(function)
@@ -161,7 +169,7 @@ class Interner:
                 "line": line,
                 "module": module,
                 "build_id": build_id,
-                "offset": 0 if file else key[2],
+                "offset": key[2] if offset is None else offset,
                 "kind": key[0],
             }
         )

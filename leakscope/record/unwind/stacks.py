@@ -12,7 +12,7 @@ from leakscope.record.kernel.bpf import Map
 from leakscope.record.symbols.address_space import AddressSpace, AddressSpaces, Module
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.unwind.libdw import Dwfl, stack_pointer
-from leakscope.record.unwind.paths import STACK_REACH, Path, program_counter_place, restore_returns
+from leakscope.record.unwind.paths import STACK_REACH, Path, program_counter_place, restore_returns, stack_pointer_place
 
 TIME_SHARE = 0.25
 """Of a CPU's time that goes into unwinding, averaged over :data:`TIME_BURST_S`. Dumps beyond are not unwound."""
@@ -94,15 +94,21 @@ class UnwoundStacks:
     def _take(self, space: AddressSpace, path: Path, dumps: np.ndarray, rest: np.ndarray) -> np.ndarray:
         """Give the path's stack to those of the dumps `rest` that took it; the others."""
         took = path.matches(dumps[rest])
-        for index in rest[took]:
-            dump = dumps[index]
-            if not path.complete:
-                self.not_unwound["ended early"] += 1
-                if len(path.pcs) <= self._interner.depth(int(dump["user_stack"])) + 1:
-                    self._interner.unwound[int(dump["id"])] = (0, int(dump["user_stack"]))
-                    continue
-            self._interner.unwound[int(dump["id"])] = (self._interner.native_stack(space, path.pcs), -1)
-            entry = path.for_kernel(dump)
+        own = dumps[rest[took]]
+        stack = self._interner.native_stack(space, path.pcs)
+        shorter = np.zeros(len(own), bool)
+        if not path.complete:
+            self.not_unwound["ended early"] += len(own)
+            depths = [self._interner.depth(map_id) + 1 for map_id in own["user_stack"].tolist()]
+            shorter = len(path.pcs) <= np.array(depths, np.int64)
+        for number, by_frame_pointers, is_shorter in zip(
+            own["id"].tolist(), own["user_stack"].tolist(), shorter.tolist(), strict=True
+        ):
+            self._interner.unwound[number] = (0, by_frame_pointers) if is_shorter else (stack, -1)
+        own = own[~shorter]
+        sp = own["registers"][:, stack_pointer_place()]
+        for index in np.unique(sp, return_index=True)[1]:
+            entry = path.for_kernel(own[index])
             if entry is not None:
                 self._map.update(*entry)
         return np.asarray(rest[~took])
@@ -116,7 +122,7 @@ class UnwoundStacks:
         """The path of a dump; None when the time for this is used up."""
         if self._seconds <= 0:
             return None
-        began = time.monotonic()
+        began = time.thread_time()
         registers = dump["registers"].tolist()
         sp, words = stack_pointer(registers), dump["stack"][: int(dump["bytes"]) // 8].tolist()
         seen: dict[int, int] = {}
@@ -139,7 +145,7 @@ class UnwoundStacks:
         pcs, complete = layout.dwfl.unwind(registers, read, is_code)
         path = Path.of(dump, seen, is_code, pcs, complete=complete, cut=cut and not complete)
         self.unwound += 1
-        self._seconds -= time.monotonic() - began
+        self._seconds -= time.thread_time() - began
         return path
 
     def _layout(self, space: AddressSpace) -> _Layout:
@@ -148,7 +154,7 @@ class UnwoundStacks:
         if mapped in self._layouts:
             self._layouts.move_to_end(mapped)
             return self._layouts[mapped]
-        began = time.monotonic()
+        began = time.thread_time()
         wanted: dict[tuple[str, int], Module] = {}
         for mapping in space.mappings:
             bias = mapping.module.load_bias(mapping.start, mapping.file_offset)
@@ -170,7 +176,7 @@ class UnwoundStacks:
             _, oldest = self._layouts.popitem(last=False)
             if not any(oldest is other for other in self._layouts.values()):
                 oldest.close()
-        self._seconds -= time.monotonic() - began
+        self._seconds -= time.thread_time() - began
         return layout
 
     def close(self) -> None:
