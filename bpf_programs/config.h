@@ -10,6 +10,7 @@
 /* Sizes of maps: set by the loader before loading. */
 #define CONFIG_MEM_RING_BYTES 4096
 #define CONFIG_CALL_RING_BYTES 4096
+#define CONFIG_DUMP_RING_BYTES 4096
 #define CONFIG_LIVE_ENTRIES 1024
 #define CONFIG_PAGE_ENTRIES 1024
 #define CONFIG_RANGE_ENTRIES 1024

@@ -277,8 +277,7 @@ LRU_HASH(python_stacks, u64, u32, 32768);
 PERCPU_ARRAY(python_scratch, struct python_scratch, 1);
 
 /* Stack dumps */
-#define DUMP_RING_BYTES (8 << 20)
-RING(dump_ring, DUMP_RING_BYTES);
+RING(dump_ring, CONFIG_DUMP_RING_BYTES);
 PERCPU_ARRAY(dump_budget, struct bucket, 2); /* by enum dump_share */
 LRU_HASH(unwound_paths, struct path_key, struct unwound_path, 4096);
 LRU_HASH(open_returns, u32, struct open_returns, 16384);

@@ -10,10 +10,10 @@
 
 enum unwind_policy { UNWIND_NONE = 0, UNWIND_GPU = 1, UNWIND_ALL = 2 };
 
-/* New dumps of a CPU: one each 2^20 ns (954 a second) with bursts of 256; beyond that frame pointers have to do. Calls of
+/* New dumps of a CPU: one each 2^20 ns (954 a second) with bursts of 128; beyond that frame pointers have to do. Calls of
  * functions have a share of their own, so that kernel objects never take theirs. */
 #define DUMP_EVERY_SHIFT 20
-#define DUMP_BURST 256
+#define DUMP_BURST 128
 enum dump_share { SHARE_FUNCTIONS = 0, SHARE_KERNEL = 1 };
 
 static inline int dump_allowed(u32 share)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from leakscope.correlate.mixed_stacks import merge
 from leakscope.correlate.nesting import Nesting
 from leakscope.correlate.sites import folded_cache
 from leakscope.correlate.stacks import Frame, Stacks
@@ -31,7 +32,7 @@ def build_chain(site: Site, row: pd.Series, stacks: Stacks, nested: Nesting) -> 
     calls = _calls(site, row, nested)
     entry = entry_of(kernel)
     inner = [] if site.layer == "kernel" else [site.api, *(call.name for call in calls)]
-    frames = _without_calls([*python, *user], {entry, *inner})
+    frames = _without_calls(merge(user, python), {entry, *inner})
     links = [link("frame", frame.text) for frame in frames]
     if site.layer == "kernel" and calls:  # the call is one of the frames: it takes that frame's place
         at = next((i for i, frame in enumerate(frames) if frame.function == calls[0].name), len(frames))

@@ -40,6 +40,7 @@ class ProgramConfig:
     sample_one_in: int = 64  # power of two
     mem_ring_bytes: int = 64 << 20
     call_ring_bytes: int = 8 << 20
+    dump_ring_bytes: int = 16 << 20  # 1,000 stack dumps
     live_entries: int = 1 << 20
     page_entries: int = 1 << 17
     range_entries: int = 1 << 18
@@ -75,6 +76,7 @@ class ProgramConfig:
             "SAMPLE_ONE_IN": self.sample_one_in,
             "MEM_RING_BYTES": self.mem_ring_bytes,
             "CALL_RING_BYTES": self.call_ring_bytes,
+            "DUMP_RING_BYTES": self.dump_ring_bytes if self.unwind != "none" else mmap.PAGESIZE,
             "LIVE_ENTRIES": self.live_entries,
             "LIVE_DELETE_ABOVE": self.live_entries * 3 // 4 // cpus,
             "PAGE_ENTRIES": self.page_entries,

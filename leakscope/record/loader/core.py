@@ -19,6 +19,7 @@ from leakscope.record.loader.base import ProgramConfig
 _MAP_SIZES = {
     "mem_ring": "MEM_RING_BYTES",
     "call_ring": "CALL_RING_BYTES",
+    "dump_ring": "DUMP_RING_BYTES",
     "stacks": "STACK_ENTRIES",
     "sites": "SITE_ENTRIES",
     "site_states": "SITE_ENTRIES",
