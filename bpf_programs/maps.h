@@ -185,7 +185,7 @@ struct path_key {
 	u32 pad;
 };
 
-enum path_sizes { PATH_WORDS = 128, PATH_REGISTERS = 12 };
+enum path_sizes { PATH_WORDS = 256, PATH_REGISTERS = 12 };
 
 struct unwound_path { /* what decided how a dump was unwound, and the dump's id */
 	u32 id;

@@ -32,7 +32,7 @@ def build_chain(site: Site, row: pd.Series, stacks: Stacks, nested: Nesting) -> 
     calls = _calls(site, row, nested)
     entry = entry_of(kernel)
     inner = [] if site.layer == "kernel" else [site.api, *(call.name for call in calls)]
-    frames = _without_calls(merge(user, python), {entry, *inner})
+    frames = _without_calls(merge(user, python), {entry, *inner} - {""})
     links = [link("frame", frame.text) for frame in frames]
     if site.layer == "kernel" and calls:  # the call is one of the frames: it takes that frame's place
         at = next((i for i, frame in enumerate(frames) if frame.function == calls[0].name), len(frames))

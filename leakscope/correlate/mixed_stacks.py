@@ -83,11 +83,13 @@ def unify_stacks(con: duckdb.DuckDBPyConnection) -> int:
     """
     if not con.execute(f"SELECT 1 FROM frames WHERE {_IN_LOOP} LIMIT 1").fetchall():
         return 0
+    (database,) = con.execute("SELECT current_database()").fetchone() or ("memory",)
+    events = f'"{database}".main.mem_events'  # a bare name would mean the view made here
     pairs = con.execute(
         f"""
         WITH loops AS (SELECT list(id) AS ids FROM frames WHERE {_IN_LOOP}),
         unwound AS (SELECT id FROM stacks, loops WHERE list_has_any(frames, ids))
-        SELECT DISTINCT user_stack, python_stack FROM main.mem_events
+        SELECT DISTINCT user_stack, python_stack FROM {events}
         WHERE python_stack > 0 AND user_stack IN (SELECT id FROM unwound) ORDER BY ALL
         """
     ).fetchall()
@@ -103,10 +105,10 @@ def unify_stacks(con: duckdb.DuckDBPyConnection) -> int:
         con.execute("CREATE OR REPLACE TEMP TABLE same_stacks AS SELECT * FROM replaced")
         con.unregister("replaced")
         con.execute(
-            """
+            f"""
             CREATE OR REPLACE TEMP VIEW mem_events AS
             SELECT e.* REPLACE (coalesce(s.same, e.user_stack) AS user_stack)
-            FROM main.mem_events e LEFT JOIN same_stacks s USING (user_stack, python_stack)
+            FROM {events} e LEFT JOIN same_stacks s USING (user_stack, python_stack)
             """
         )
     return len(replaced)

@@ -67,14 +67,14 @@ DUMP_RECORD = np.dtype(
 """16,744 bytes: registers and the top of a user stack."""
 
 PATH_KEY = np.dtype([("sp", "<u8"), ("ip", "<u8"), ("pid", "<u4"), ("pad", "<u4")])
-PATH_WORDS, PATH_REGISTERS = 128, 12
+PATH_WORDS, PATH_REGISTERS = 256, 12
 UNWOUND_PATH = np.dtype(
     [
         ("id", "<u4"), ("words", "<u2"), ("checked_registers", "<u2"), ("registers", "<u8", (PATH_REGISTERS,)),
         ("values", "<u8", (PATH_WORDS,)), ("places", "<u2", (PATH_WORDS,)),
     ]
 )  # fmt: skip
-"""1,384 bytes: the words of a dump that decided how it was unwound."""
+"""2,664 bytes: the words of a dump that decided how it was unwound."""
 
 RSS_KEY = np.dtype([("pid", "<u4"), ("member", "<u4")])
 RSS_VALUE = np.dtype([("last_bytes", "<u8"), ("peak_bytes", "<u8")])

@@ -52,6 +52,7 @@ class _ThreadCallbacks(ctypes.Structure):  # Dwfl_Thread_Callbacks
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "dwfl_begin": (_POINTER, [ctypes.POINTER(_Callbacks)]),
     "dwfl_end": (None, [_POINTER]),
+    "dwfl_version": (ctypes.c_char_p, [_POINTER]),
     "dwfl_errmsg": (ctypes.c_char_p, [ctypes.c_int]),
     "dwfl_report_begin_add": (None, [_POINTER]),
     "dwfl_report_elf": (
@@ -87,6 +88,11 @@ def libdw() -> Any:
     except (OSError, AttributeError) as error:
         raise LibdwUnavailableError(str(error)) from error
     return library
+
+
+def version() -> str:
+    """elfutils' version; raises LibdwUnavailableError."""
+    return str(libdw().dwfl_version(None).decode())
 
 
 # DWARF register numbers by place in struct pt_regs (arch/x86/include/asm/ptrace.h; System V ABI AMD64, figure 3.36;
