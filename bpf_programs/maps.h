@@ -182,14 +182,14 @@ struct path_key {
 	u64 sp;
 	u64 ip;
 	u32 pid;
-	u32 pad;
+	u32 tag;             /* 0, or mixed from the words at the branches that led here */
 };
 
-enum path_sizes { PATH_WORDS = 256, PATH_REGISTERS = 12 };
+enum path_sizes { PATH_WORDS = 256, PATH_REGISTERS = 12, PATH_BRANCHES = 8, PATH_BRANCH = 65535 };
 
 struct unwound_path { /* what decided how a dump was unwound, and the dump's id */
 	u32 id;
-	u16 words;
+	u16 words;           /* PATH_BRANCH: several paths lead on from here, told apart by the word at places[0] */
 	u16 checked_registers; /* bits of `registers` that matter */
 	u64 registers[PATH_REGISTERS]; /* as they lie in struct pt_regs from REG_SAVED_OFFSET on */
 	u64 values[PATH_WORDS];

@@ -38,6 +38,42 @@ static inline u64 mixed(u64 place, u64 value)
 	return mix ^ mix >> 29;
 }
 
+/* The word of the user stack at `place`; of a return address that a probe replaced, what it was. */
+static inline u64 stack_word(u64 place)
+{
+	struct open_returns *open;
+	u32 tid = (u32)bpf_get_current_pid_tgid();
+	u64 word = user_u64(place);
+	int i;
+
+	if (CONFIG_UNWIND != UNWIND_ALL)
+		return word;
+	open = bpf_map_lookup_elem(&open_returns, &tid);
+	if (!open)
+		return word;
+#pragma unroll
+	for (i = 0; i < OPEN_RETURNS; i++)
+		if (open->calls[i].sp == place)
+			word = open->calls[i].caller;
+	return word;
+}
+
+/* The path that this stack may have taken, 0 if none is known. */
+static inline struct unwound_path *find_path(struct path_key *key)
+{
+	struct unwound_path *known;
+	int depth;
+
+#pragma clang loop unroll(disable)
+	for (depth = 0; depth < PATH_BRANCHES; depth++) {
+		known = bpf_map_lookup_elem(&unwound_paths, key);
+		if (!known || known->words != PATH_BRANCH)
+			return known;
+		key->tag = mixed(key->tag, stack_word(key->sp + known->places[0]));
+	}
+	return 0;
+}
+
 /* Whether the words that decided how the known dump was unwound stand at their places on this stack too. Those that do
  * not have to be exactly the return addresses that probes of returns replaced, with what these replaced; sums of mixed
  * bits tell, so that the loop has no branch whose both ways the verifier would follow 256 times. */
@@ -143,7 +179,7 @@ static inline s32 unwound_stack(void *ctx, char *registers, u32 share)
 	bpf_probe_read_kernel(&key.sp, sizeof(key.sp), registers + REG_SP_OFFSET);
 	bpf_probe_read_kernel(&key.ip, sizeof(key.ip), registers + REG_IP_OFFSET);
 	key.pid = current_tgid();
-	known = bpf_map_lookup_elem(&unwound_paths, &key);
+	known = find_path(&key);
 	if (known && same_path(known, registers, key.sp))
 		return known->id | STACK_DUMP_BIT;
 	user_stack = user_stack_id(ctx);

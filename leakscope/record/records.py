@@ -66,8 +66,8 @@ DUMP_RECORD = np.dtype(
 )  # fmt: skip
 """16,744 bytes: registers and the top of a user stack."""
 
-PATH_KEY = np.dtype([("sp", "<u8"), ("ip", "<u8"), ("pid", "<u4"), ("pad", "<u4")])
-PATH_WORDS, PATH_REGISTERS = 256, 12
+PATH_KEY = np.dtype([("sp", "<u8"), ("ip", "<u8"), ("pid", "<u4"), ("tag", "<u4")])
+PATH_WORDS, PATH_REGISTERS, PATH_BRANCHES, PATH_BRANCH = 256, 12, 8, 65535
 UNWOUND_PATH = np.dtype(
     [
         ("id", "<u4"), ("words", "<u2"), ("checked_registers", "<u2"), ("registers", "<u8", (PATH_REGISTERS,)),

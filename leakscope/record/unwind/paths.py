@@ -1,21 +1,23 @@
 """Paths: what decided how a dump was unwound, so that dumps of the same path need not be unwound again.
 
 An unwinder computes each frame from the program counter and from words of the stack. What it reads are return addresses
-and saved registers, and of the latter only those that point into the stack can have become the address of a frame (and a
-0 its end). Two dumps with the same program counter, the same return addresses and the same such pointers (relative to the
-stack pointer), at the same places, are therefore unwound to the same stack. Other words do not matter, except where
-the unwinder gave up: there any of those that it read may be the reason.
+and saved registers, and of the latter only those that point into the stack can have become the address of a frame. Two
+dumps with the same program counter, the same return addresses and the same such pointers (relative to the stack pointer),
+at the same places, are therefore unwound to the same stack. Other words do not matter, except where the unwinder
+gave up: there any of those that it read may be the reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from leakscope.record import records
 from leakscope.record.unwind.libdw import program_counter, saved_registers, stack_pointer
+
+Way = tuple[tuple[int, ...], bytes, bytes]
 
 STACK_REACH = 1 << 20
 """Bytes above the stack pointer up to which a word counts as a pointer into the stack."""
@@ -56,7 +58,7 @@ class Path:
             ((address - sp) // 8, value, sp <= value < sp + STACK_REACH) for address, value in sorted(words.items())
         ]
         if complete:
-            chosen = [word for word in chosen if word[2] or not word[1] or is_code(word[1])]
+            chosen = [word for word in chosen if word[2] or is_code(word[1])]
         saved = range(*saved_registers().indices(len(registers)))
         own = [place for place in saved if sp <= registers[place] < sp + STACK_REACH]
         return cls(
@@ -84,25 +86,33 @@ class Path:
         found &= (dumps["stack"][:, self.places] == expected).all(axis=1)
         return np.asarray(found)
 
-    def for_kernel(self, dump: np.void) -> tuple[bytes, bytes] | None:
-        """Key and value of `unwound_paths` by which the probes know this path again.
+    @property
+    def way(self) -> Way:
+        """Its program counters, and where on the stack the return addresses stand (with saved pointers to code)."""
+        code = ~self.relative
+        return self.pcs, self.places[code].tobytes(), self.values[code].tobytes()
 
-        None if it has too many words, or may be unwound further another time (when a file is known).
+    def generalised(self, other: Path) -> Path | None:
+        """What two paths have in common, if they are one: its words alone matter. None if they are not.
+
+        With all return addresses at the same places all frames are. The rules by which a frame was found are those of
+        its program counter, so they took the same words in both; a word that differs was not among them.
         """
-        if len(self.places) > records.PATH_WORDS or not (self.complete or self.cut):
+        if not (self.complete and other.complete) or self.way != other.way:
             return None
-        registers = dump["registers"].tolist()
-        sp = np.uint64(stack_pointer(registers))
-        key, value = np.zeros((), records.PATH_KEY), np.zeros((), records.UNWOUND_PATH)
-        key["sp"], key["ip"], key["pid"] = sp, program_counter(registers), dump["pid"]
-        value["id"], value["words"] = dump["id"], len(self.places)
-        saved = saved_registers()
-        for place in self.registers.tolist():
-            value["checked_registers"] |= 1 << (place - saved.start)
-        value["registers"][: saved.stop - saved.start] = registers[saved]
-        value["values"][: len(self.places)] = self.values + np.where(self.relative, sp, np.uint64(0))
-        value["places"][: len(self.places)] = 8 * self.places
-        return key.tobytes(), value.tobytes()
+        theirs = dict(zip(other.places.tolist(), other.values.tolist(), strict=True))
+        same = np.array([theirs.get(p) == v for p, v in zip(self.places.tolist(), self.values.tolist(), strict=True)], bool)
+        registers = dict(zip(other.registers.tolist(), other.register_values.tolist(), strict=True))
+        own = zip(self.registers.tolist(), self.register_values.tolist(), strict=True)
+        same_registers = np.array([registers.get(place) == value for place, value in own], bool)
+        return replace(
+            self,
+            places=self.places[same],
+            values=self.values[same],
+            relative=self.relative[same],
+            registers=self.registers[same_registers],
+            register_values=self.register_values[same_registers],
+        )
 
 
 def stack_pointer_place() -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from leakscope.record.kernel.bpf import Map
 from leakscope.record.symbols.address_space import AddressSpace, AddressSpaces, Module
 from leakscope.record.symbols.interner import Interner
+from leakscope.record.unwind.known import KnownPaths
 from leakscope.record.unwind.libdw import Dwfl, stack_pointer
 from leakscope.record.unwind.paths import STACK_REACH, Path, program_counter_place, restore_returns, stack_pointer_place
 
@@ -31,8 +32,16 @@ class _Layout:
     reported: set[tuple[str, int]] = field(default_factory=set)  # (path, bias)
     paths: dict[int, list[Path]] = field(default_factory=lambda: defaultdict(list))  # by program counter
 
-    def close(self) -> None:
-        self.dwfl.close()
+    def keep(self, pc: int, path: Path) -> Path:
+        """Remember a path to a program counter, as one with what is known of it already."""
+        paths = self.paths[pc]
+        for index, known in enumerate(paths):
+            general = known.generalised(path)
+            if general is not None:
+                paths[index] = general
+                return general
+        self.paths[pc] = [path, *paths[: MAX_PATHS - 1]]
+        return path
 
 
 _Mapped = tuple[tuple[int, str], ...]
@@ -44,7 +53,7 @@ class UnwoundStacks:
     def __init__(self, interner: Interner, spaces: AddressSpaces, paths_map: Map) -> None:
         self._interner = interner
         self._spaces = spaces
-        self._map = paths_map
+        self._known = KnownPaths(paths_map)
         self._layouts: OrderedDict[_Mapped, _Layout] = OrderedDict()
         self._seconds = TIME_BURST_S
         self._earned_at = time.monotonic()
@@ -88,8 +97,7 @@ class UnwoundStacks:
                     self._fall_back(dumps[rest[:1]], "could not be begun")
                     rest = rest[1:]
                     continue
-                layout.paths[pc] = [found, *layout.paths[pc][: MAX_PATHS - 1]]
-                rest = self._take(space, found, dumps, rest)
+                rest = self._take(space, layout.keep(pc, found), dumps, rest)
 
     def _take(self, space: AddressSpace, path: Path, dumps: np.ndarray, rest: np.ndarray) -> np.ndarray:
         """Give the path's stack to those of the dumps `rest` that took it; the others."""
@@ -108,9 +116,7 @@ class UnwoundStacks:
         own = own[~shorter]
         sp = own["registers"][:, stack_pointer_place()]
         for index in np.unique(sp, return_index=True)[1]:
-            entry = path.for_kernel(own[index])
-            if entry is not None:
-                self._map.update(*entry)
+            self._known.add(path, own[index])
         return np.asarray(rest[~took])
 
     def _fall_back(self, dumps: np.ndarray, reason: str) -> None:
@@ -127,13 +133,12 @@ class UnwoundStacks:
         sp, words = stack_pointer(registers), dump["stack"][: int(dump["bytes"]) // 8].tolist()
         seen: dict[int, int] = {}
 
-        cut = False
+        failed: list[int] = []
 
         def read(address: int) -> int | None:
-            nonlocal cut
             place = address - sp
             if place & 7 or not 0 <= place < 8 * len(words):
-                cut |= 8 * len(words) <= place < STACK_REACH
+                failed.append(place)
                 return None
             word: int = words[place >> 3]
             seen[address] = word
@@ -142,8 +147,10 @@ class UnwoundStacks:
         def is_code(address: int) -> bool:
             return space.find(address) is not None
 
-        pcs, complete = layout.dwfl.unwind(registers, read, is_code)
-        path = Path.of(dump, seen, is_code, pcs, complete=complete, cut=cut and not complete)
+        pcs, ended = layout.dwfl.unwind(registers, read, is_code)
+        # A return address that cannot be read looks like a stack's end to libdw.
+        cut = any(8 * len(words) <= place < STACK_REACH for place in failed)
+        path = Path.of(dump, seen, is_code, pcs, complete=ended and not failed, cut=cut)
         self.unwound += 1
         self._seconds -= time.thread_time() - began
         return path
@@ -175,12 +182,12 @@ class UnwoundStacks:
         while len(self._layouts) > MAX_LAYOUTS:
             _, oldest = self._layouts.popitem(last=False)
             if not any(oldest is other for other in self._layouts.values()):
-                oldest.close()
+                oldest.dwfl.close()
         self._seconds -= time.thread_time() - began
         return layout
 
     def close(self) -> None:
         """Give all files back."""
         for layout in self._layouts.values():
-            layout.close()
+            layout.dwfl.close()
         self._layouts.clear()
