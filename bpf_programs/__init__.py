@@ -54,7 +54,10 @@ def source_for_bcc() -> str:
     text = joined_source()
     for pattern, method in _MAP_CALLS:
         text = pattern.sub(method, text)
-    left = re.search(r"bpf_\w+\([^;]*&(?:mem_ring|call_ring|dump_ring|unwound_paths|open_returns|python_\w+|live|sites|stacks)\b", text)
+    left = re.search(
+        r"bpf_\w+\([^;]*&(?:mem_ring|call_ring|dump_ring|unwound_paths|open_returns|python_\w+|live|sites|stacks)\b",
+        text,
+    )
     if left:
         raise ValueError(f"a map helper that bcc does not know: {left.group(0)}")
     return text

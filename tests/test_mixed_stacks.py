@@ -14,7 +14,11 @@ from leakscope.correlate.stacks import Frame
 from leakscope.correlate.wrappers import application_frames, culprit
 from tests.capture_rows import manifest, rows
 
-LIBPYTHON, TORCH, CUDA = "/usr/lib/libpython3.12.so.1.0", "/opt/x/site-packages/torch/lib/libtorch.so", "/usr/lib/libcuda.so.1"
+LIBPYTHON, TORCH, CUDA = (
+    "/usr/lib/libpython3.12.so.1.0",
+    "/opt/x/site-packages/torch/lib/libtorch.so",
+    "/usr/lib/libcuda.so.1",
+)
 
 
 def native(function: str, module: str = "/usr/lib/x86_64-linux-gnu/libc.so.6") -> Frame:
@@ -45,7 +49,14 @@ START, PROBED = [native("_start"), native("__libc_start_main")], native("cuMemAl
 def test_each_loop_gives_way_to_the_frames_of_its_entry() -> None:
     # given an extension that calls back, between two entries
     between = [native("torch::autograd", TORCH), native("THPFunction_apply", TORCH)]
-    stack = [*START, *loop("_PyObject_MakeTpCall"), *between, *loop("cfunction_call"), native("at::empty", TORCH), PROBED]
+    stack = [
+        *START,
+        *loop("_PyObject_MakeTpCall"),
+        *between,
+        *loop("cfunction_call"),
+        native("at::empty", TORCH),
+        PROBED,
+    ]
     merged = merge(stack, [*python("<module>", "train"), *python("backward", "scale")])
     assert texts(merged) == [
         "_start", "__libc_start_main", "<module>", "train", "torch::autograd", "THPFunction_apply", "backward", "scale",
@@ -55,7 +66,13 @@ def test_each_loop_gives_way_to_the_frames_of_its_entry() -> None:
 
 def test_a_stack_cut_short_keeps_its_frames_behind_all_of_python() -> None:
     frames = [*python("<module>", "train"), *python("backward")]
-    assert texts(merge([native("ffi_call"), PROBED], frames)) == ["<module>", "train", "backward", "ffi_call", "cuMemAlloc_v2"]
+    assert texts(merge([native("ffi_call"), PROBED], frames)) == [
+        "<module>",
+        "train",
+        "backward",
+        "ffi_call",
+        "cuMemAlloc_v2",
+    ]
     # and what lies outside the interpreter stays outside
     stack = [*START, *loop("x"), native("middle", TORCH), *inside("_PyObject_Vectorcall"), native("ffi_call"), PROBED]
     assert texts(merge(stack, frames)) == [
@@ -77,7 +94,8 @@ def test_one_of_the_two_alone_stays_as_it_is() -> None:
 
 
 FRAMES = st.lists(
-    st.sampled_from([native("f", TORCH), native("", ""), *inside("_PyEval_EvalFrameDefault", "call", ""), *START]), max_size=12
+    st.sampled_from([native("f", TORCH), native("", ""), *inside("_PyEval_EvalFrameDefault", "call", ""), *START]),
+    max_size=12,
 )
 ENTRIES = st.lists(st.builds(Frame, st.sampled_from("fgh"), st.just("/app/m.py"), st.integers(1, 9), st.just(""),
                              st.integers(0, 1), st.just("python")), min_size=1, max_size=8)  # fmt: skip
@@ -101,14 +119,17 @@ def test_the_culprit_may_be_an_extension_of_the_application() -> None:
 
 
 @pytest.mark.parametrize(("other_python", "replaced"), [(1, 1), (2, 0)])
-def test_paths_that_differ_inside_the_interpreter_alone_are_one(tmp_path: Path, other_python: int, replaced: int) -> None:
+def test_paths_that_differ_inside_the_interpreter_alone_are_one(
+    tmp_path: Path, other_python: int, replaced: int
+) -> None:
     # given a call that the interpreter makes in two ways, before and after it has specialised it
     from leakscope.capture import CaptureWriter
 
     writer = CaptureWriter.create(tmp_path / "c.lscope", manifest())
     names = ["_PyEval_EvalFrameDefault", "_PyEval_EvalFrameDefault", "_PyObject_MakeTpCall", "cudaMalloc", "f", "g"]
-    writer.write("frames", rows("frames", 6, id=range(1, 7), function=names, offset=[10, 20, 30, 40, 1, 1],
-                                module=[LIBPYTHON] * 3 + [CUDA, "", ""], kind=["native"] * 4 + ["python"] * 2))  # fmt: skip
+    modules, kinds = [LIBPYTHON] * 3 + [CUDA, "", ""], ["native"] * 4 + ["python"] * 2
+    columns = {"id": range(1, 7), "function": names, "offset": [10, 20, 30, 40, 1, 1], "module": modules, "kind": kinds}
+    writer.write("frames", rows("frames", 6, **columns))
     writer.write("stacks", rows("stacks", 4, id=[1, 2, 3, 4], frames=[[5], [6], [1, 3, 4], [2, 4]]))
     events = rows("mem_events", 3, ts_ns=[1, 2, 3], user_stack=[3, 4, 4], python_stack=[1, other_python, 0])
     writer.write("mem_events", events)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import pytest
 from recording import BIN, ROOT, Recording, record
@@ -109,9 +109,7 @@ def process_of(recording: Recording, program: str) -> int:
 @pytest.mark.parametrize("probe", PROBES)
 @pytest.mark.parametrize("thread", THREADS)
 @pytest.mark.parametrize("program", [*COMPILED, *PYTHONS])
-def test_frames_are_those_of_the_table(
-    recorded: tuple[Recording, str], program: str, thread: str, probe: str
-) -> None:
+def test_frames_are_those_of_the_table(recorded: tuple[Recording, str], program: str, thread: str, probe: str) -> None:
     if program in PYTHONS and PYTHONS[program] not in interpreters():
         if program == "Python 3.11":
             pytest.fail("there is no CPython 3.11 on this host")

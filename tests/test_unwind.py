@@ -287,14 +287,18 @@ def test_two_paths_are_unwound_once_each_and_then_known_to_the_probes(
 @pytest.mark.bpf
 def test_a_free_and_a_live_range_carry_the_stack_of_their_allocation(bpf: None, program: File, tmp_path: File) -> None:
     recording = record(tmp_path / "free.lscope", [str(program), "7", "0", "0"], "--loader", LOADER)
-    frees = recording.rows("SELECT functions[-5:], cause, count(*) FROM events WHERE layer = 'gpu' AND op = 'free' GROUP BY ALL")
+    frees = recording.rows(
+        "SELECT functions[-5:], cause, count(*) FROM events WHERE layer = 'gpu' AND op = 'free' GROUP BY ALL"
+    )
     assert sorted(frees) == sorted([(FIRST, "exit", 4), (SECOND, "exit", 3)])
 
 
 @pytest.mark.bpf
 def test_without_unwinding_the_function_and_its_caller_are_known(bpf: None, program: File, tmp_path: File) -> None:
     recording = record(tmp_path / "none.lscope", [str(program), "7", "0", "0"], "--loader", LOADER, "--unwind", "none")
-    rows = recording.rows("SELECT DISTINCT functions[-2:], list_contains(functions, 'middle') FROM events WHERE layer = 'gpu'")
+    rows = recording.rows(
+        "SELECT DISTINCT functions[-2:], list_contains(functions, 'middle') FROM events WHERE layer = 'gpu'"
+    )
     assert rows == [(["keep", "cudaMalloc"], False)]
     assert recording.facts["stacks_dumped"] == 0
 
@@ -315,13 +319,13 @@ def test_a_stack_deeper_than_a_dump_keeps_its_inner_frames_and_says_so(
 
 @pytest.mark.bpf
 def test_what_lies_inside_probed_calls_is_unwound_through_them(bpf: None, program: File, tmp_path: File) -> None:
-    # given kernel objects that the stand-in makes inside cuMemAlloc inside cudaMalloc: both have a replaced return address
+    # given kernel objects that the stand-in makes inside cuMemAlloc inside cudaMalloc: both returns are probed
     options = ("--loader", LOADER, "--unwind", "all", "--stacks", "all")
     recording = record(tmp_path / "inside.lscope", [str(program), "91", "3000000", "0"], *options)
     rows = recording.rows(
-        """SELECT functions[coalesce(list_position(functions, 'main'), 1):list_position(functions, 'cuMemAlloc_v2')] AS way,
-                  count(*)
-           FROM events WHERE op = 'alloc' AND list_contains(functions, 'cuMemAlloc_v2') AND slab_cache = 'filp' GROUP BY 1"""
+        """SELECT functions[coalesce(list_position(functions, 'main'), 1):list_position(functions, 'cuMemAlloc_v2')],
+                  count(*) FROM events
+           WHERE op = 'alloc' AND list_contains(functions, 'cuMemAlloc_v2') AND slab_cache = 'filp' GROUP BY 1"""
     )
     ways = {tuple(way): count for way, count in rows}
     # then all after the pause are whole (before it there may be more than may be dumped)
@@ -341,7 +345,9 @@ def test_without_libdw_stacks_are_those_by_frame_pointers_and_one_note_says_why(
         env={"LD_LIBRARY_PATH": str(tmp_path)},
     )  # fmt: skip
     assert recording.code == 0, recording.stderr
-    assert recording.rows("SELECT DISTINCT functions[-2:] FROM events WHERE layer = 'gpu'") == [(["keep", "cudaMalloc"],)]
+    assert recording.rows("SELECT DISTINCT functions[-2:] FROM events WHERE layer = 'gpu'") == [
+        (["keep", "cudaMalloc"],)
+    ]
     (told,) = [note for note in recording.facts["notes"] if "libdw" in note]
     assert told.startswith("native stacks are those of frame pointers alone: ") and told.endswith("(install libdw1)")
     assert recording.losses("native_unwind_unavailable") == 1

@@ -87,7 +87,8 @@ def application_frames(user: Sequence[Frame], python: Sequence[Frame]) -> list[F
 
 
 def culprit(user: Sequence[Frame], python: Sequence[Frame], kernel: Sequence[Frame], shared: int = 0) -> Frame | None:
-    """The innermost frame of :func:`application_frames`; else the innermost native one that is not plumbing; else the innermost named user frame, the syscall, the innermost one.
+    """The innermost frame of :func:`application_frames`; else the innermost native one that is not plumbing, the
+    innermost named user frame, the syscall, the innermost one.
 
     ``shared`` innermost application frames are passed over: others who free end in them as well. Stacks are outermost
     first. None when all three are empty.

@@ -41,8 +41,7 @@ from leakscope.record.sink import Batch, Sink
 from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.symbols.kernel import KernelSymbols
-from leakscope.record.unwind.libdw import LibdwUnavailableError, libdw
-from leakscope.record.unwind.stacks import UnwoundStacks
+from leakscope.record.unwind.stacks import UnwoundStacks, unwind_losses, unwind_policy
 
 SOURCE_ID = 0
 BATCH_ROWS = 150_000
@@ -66,7 +65,7 @@ class Session:
 
         config = ProgramConfig(
             stacks=options.stacks,
-            unwind=self._unwind_policy(options.unwind),
+            unwind=unwind_policy(options.unwind, self.notes.append),
             mem_ring_bytes=options.ring_bytes,
             call_ring_bytes=CALL_RING_BYTES,
             live_entries=options.live_entries,
@@ -148,20 +147,6 @@ class Session:
         source.anchors.append(read_anchor())
         source.probes = list(self._attachments.names)
         writer.save_manifest()
-
-    _no_unwinding = ""
-
-    def _unwind_policy(self, wanted: str) -> str:
-        """What can be done of it here."""
-        if wanted == "none":
-            return wanted
-        try:
-            libdw()
-        except LibdwUnavailableError as error:
-            self._no_unwinding = str(error)
-            self.notes.append(f"native stacks are those of frame pointers alone: {error} (install libdw1)")
-            return "none"
-        return wanted
 
     def _add_member(self, pid: int, role: str) -> None:
         scope.add_target(self._targets, pid)
@@ -391,10 +376,7 @@ class Session:
         if unnamed:
             detail = "stacks: " + "; ".join(f"{count} {reason}" for reason, count in unnamed.most_common())
             losses.append(Loss("python frames", "python_frames_unavailable", unnamed.total(), detail))
-        if self._no_unwinding:
-            losses.append(Loss("unwinding", "native_unwind_unavailable", 1, self._no_unwinding))
-        for reason, count in self._unwound.not_unwound.items():
-            losses.append(Loss("unwinding", "native_unwind_unavailable", count, f"stack dumps: {reason}"))
+        losses += unwind_losses(self._options.unwind, self._unwound)
         if self._interner.missing_stacks:
             losses.append(Loss("stack maps", "stack_miss", self._interner.missing_stacks, "stacks gone when read"))
         return losses

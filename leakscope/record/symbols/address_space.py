@@ -75,7 +75,7 @@ class Module:
         return ""
 
     def load_bias(self, start: int, file_offset: int) -> int | None:
-        """What to add to the file's addresses where `file_offset` is mapped executable at `start`; None if unknown."""
+        """What to add to addresses of the file where it is mapped executable from `file_offset` on at `start`."""
         if self._segments is None:
             try:
                 self._segments = load_segments(self._data) if self._data is not None else []

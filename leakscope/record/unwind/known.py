@@ -1,4 +1,4 @@
-"""What the probes know of paths: the map `unwound_paths`, a small decision tree for each stack pointer and program counter.
+"""What the probes know of paths: the map `unwound_paths`, a decision tree for each stack pointer and program counter.
 
 Two callers of one function often have its frame at the same address. The lowest word in which their paths differ tells
 them apart: it makes a branch, and its value a part of the tag under which the probe looks next (find_path in
@@ -68,7 +68,7 @@ def leaf_of(path: Path, dump: np.void) -> np.void:
 
 
 def tree(leaves: Sequence[np.void], tag: int = 0, depth: int = 0) -> Iterator[tuple[int, np.void]]:
-    """(tag, UNWOUND_PATH) of leaves and branches that tell leaves apart; of those that no common word does, the newest."""
+    """(tag, UNWOUND_PATH) of leaves and of branches that tell them apart; of leaves that no word does, the newest."""
     words = [
         dict(zip(leaf["places"][: leaf["words"]].tolist(), leaf["values"].tolist(), strict=False)) for leaf in leaves
     ]

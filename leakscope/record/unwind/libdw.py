@@ -171,7 +171,7 @@ class Dwfl:
     def unwind(
         self, registers: Sequence[int], read: ReadWord, is_code: Callable[[int], bool]
     ) -> tuple[list[int], bool]:
-        """Program counters, innermost first (return addresses but for the first), and whether the stack's end was reached.
+        """Program counters, innermost first (return addresses but for the first), and whether the stack ended there.
 
         `registers` as in struct pt_regs. Ends before an address that is no code, and at :data:`MAX_FRAMES`.
         """

@@ -2,9 +2,9 @@
 
 An unwinder computes each frame from the program counter and from words of the stack. What it reads are return addresses
 and saved registers, and of the latter only those that point into the stack can have become the address of a frame. Two
-dumps with the same program counter, the same return addresses and the same such pointers (relative to the stack pointer),
-at the same places, are therefore unwound to the same stack. Other words do not matter, except where the unwinder
-gave up: there any of those that it read may be the reason.
+dumps with the same program counter, the same return addresses and the same such pointers (relative to the stack
+pointer), at the same places, are therefore unwound to the same stack. Other words do not matter, except where the
+unwinder gave up: there any of those that it read may be the reason.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ class Path:
         if not (self.complete and other.complete) or self.way != other.way:
             return None
         theirs = dict(zip(other.places.tolist(), other.values.tolist(), strict=True))
-        same = np.array([theirs.get(p) == v for p, v in zip(self.places.tolist(), self.values.tolist(), strict=True)], bool)
+        same = np.array(
+            [theirs.get(p) == v for p, v in zip(self.places.tolist(), self.values.tolist(), strict=True)], bool
+        )
         registers = dict(zip(other.registers.tolist(), other.register_values.tolist(), strict=True))
         own = zip(self.registers.tolist(), self.register_values.tolist(), strict=True)
         same_registers = np.array([registers.get(place) == value for place, value in own], bool)

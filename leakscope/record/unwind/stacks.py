@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from leakscope.model.recording import Loss
 from leakscope.record.kernel.bpf import Map
 from leakscope.record.symbols.address_space import AddressSpace, AddressSpaces, Module
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.unwind.known import KnownPaths
-from leakscope.record.unwind.libdw import Dwfl, stack_pointer
+from leakscope.record.unwind.libdw import Dwfl, LibdwUnavailableError, libdw, stack_pointer
 from leakscope.record.unwind.paths import STACK_REACH, Path, program_counter_place, restore_returns, stack_pointer_place
 
 TIME_SHARE = 0.25
@@ -22,6 +24,24 @@ MAX_LAYOUTS = 64
 """Address spaces whose files are kept open; the least recently used one gives way."""
 MAX_PATHS = 64
 """Paths to one program counter that are compared with a dump before it is unwound."""
+
+
+def unwind_policy(wanted: str, note: Callable[[str], None]) -> str:
+    """What can be done here of a policy (none, gpu or all); `note` is told why it is less."""
+    if wanted != "none":
+        try:
+            libdw()
+        except LibdwUnavailableError as error:
+            note(f"native stacks are those of frame pointers alone: {error} (install libdw1)")
+            return "none"
+    return wanted
+
+
+def unwind_losses(wanted: str, stacks: UnwoundStacks) -> list[Loss]:
+    """What was not unwound, by reason."""
+    reasons = {f"stack dumps: {reason}": count for reason, count in stacks.not_unwound.items()}
+    unwind_policy(wanted, lambda why: reasons.update({why: 1}))
+    return [Loss("unwinding", "native_unwind_unavailable", count, reason) for reason, count in reasons.items()]
 
 
 @dataclass
@@ -171,7 +191,11 @@ class UnwoundStacks:
             (key for key, known in self._layouts.items() if known.reported and known.reported <= wanted.keys()), None
         )
         layout = self._layouts.pop(grown) if grown is not None else _Layout(Dwfl())
-        added = [(module.current_path(), bias) for (path, bias), module in wanted.items() if (path, bias) not in layout.reported]
+        added = [
+            (module.current_path(), bias)
+            for (path, bias), module in wanted.items()
+            if (path, bias) not in layout.reported
+        ]
         layout.dwfl.report([(path, bias) for path, bias in added if path])
         layout.reported = set(wanted)
         for paths in layout.paths.values():  # these may go on in the new files
