@@ -189,7 +189,7 @@ def test_registers_are_found_where_the_kernel_puts_them() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF\x02", b"\x7fELF\x01" + bytes(60), b"\x7fELF\x02" + b"\xff" * 100])
 def test_segments_of_what_is_no_elf_file(data: bytes) -> None:
-    with pytest.raises(ValueError, match="ELF|program headers"):
+    with pytest.raises(ValueError, match=r"ELF|program headers"):
         load_segments(data)
 
 

@@ -23,8 +23,8 @@ def record(
     unwind: Annotated[
         str,
         typer.Option(
-            help="Stacks of code without frame pointers: none, gpu (calls that allocate or launch), or all (maps, kernel "
-            "allocations, malloc too). Price: see docs; a path is unwound once, then known again in about 2 µs."
+            help="Stacks of code without frame pointers: none, gpu (calls that allocate or launch), or all (maps, "
+            "kernel allocations, malloc too). Price: see docs; a path is unwound once, then known again in about 2 µs."
         ),
     ] = "gpu",
     launches: Annotated[bool, typer.Option("--launches", help="Record GPU kernel launches too.")] = False,

@@ -1,8 +1,8 @@
 """From drained batches to parts on disk, in a thread of its own.
 
 Order matters: the side-band first (where files are mapped), then stack dumps, then calls (which processes ended), then
-kernel objects (whose frees after an exit are marked), and on disk frames and stacks before the events that name them, so
-that a capture cut off at any moment resolves.
+kernel objects (whose frees after an exit are marked), and on disk frames and stacks before the events that name them,
+so that a capture cut off at any moment resolves.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Module:
 
 
 def _identity(file: str | int) -> tuple[int, int]:
-    stat = os.stat(file)
+    stat = os.stat(file)  # noqa: PTH116 - of a descriptor too
     return stat.st_dev, stat.st_ino
 
 
