@@ -9,6 +9,7 @@
 #include "launches.bpf.h"
 #include "census.bpf.h"
 #include "python.bpf.h"
+#include "unwind.bpf.h"
 #include "ranges.bpf.h"
 #include "sampling.bpf.h"
 #include "sizes.bpf.h"
@@ -25,6 +26,17 @@ static inline u64 next_call_id(void)
 		return 0;
 	*sequence += 1;
 	return *sequence << 12 | (bpf_get_smp_processor_id() & 4095);
+}
+
+/* Stack dumps are for outermost calls that allocate or launch; of malloc's only where all are asked for. */
+static inline int takes_dump(struct function_spec *spec, struct call_in_flight *call)
+{
+	if (CONFIG_UNWIND == UNWIND_NONE || call->parent_id)
+		return 0;
+	if (spec->space == SPACE_HEAP && CONFIG_UNWIND != UNWIND_ALL)
+		return 0;
+	return spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC || spec->role == ROLE_LAUNCH_DRIVER ||
+	       spec->role == ROLE_LAUNCH_RUNTIME;
 }
 
 PROGRAM("uprobe")
@@ -80,7 +92,12 @@ int on_function_entry(struct pt_regs *ctx)
 	}
 	family = spec->space == SPACE_HEAP ? OWNER_HEAP : OWNER_DEVICE;
 	call.nested = (call.enclosing_owner & family) != 0;
-	call.user_stack = spec->log_call || !call.nested ? user_stack_id(ctx) : -1;
+	if (takes_dump(spec, &call))
+		call.user_stack = unwound_stack(ctx, (char *)ctx, SHARE_FUNCTIONS);
+	else
+		call.user_stack = spec->log_call || !call.nested ? user_stack_id(ctx) : -1;
+	if (CONFIG_UNWIND == UNWIND_ALL)
+		open_return(call.sp, call.caller);
 	if (!call.nested && (spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC))
 		call.python_stack = python_stack();
 	if ((spec->role == ROLE_FREE || spec->role == ROLE_REALLOC) && !call.nested) {
@@ -176,6 +193,8 @@ int on_function_return(struct pt_regs *ctx)
 
 	if (!spec || !spec->enabled)
 		return 0;
+	if (CONFIG_UNWIND == UNWIND_ALL)
+		close_return(REG_SP(ctx));
 	key.tid = tid;
 	key.function = function;
 	in_flight = bpf_map_lookup_elem(&calls_in_flight, &key);

@@ -79,6 +79,7 @@ int on_process_exit(void *ctx)
 	bpf_map_delete_elem(&thread_marks, &tid);
 	if (CONFIG_MODE == MODE_CENSUS)
 		bpf_map_delete_elem(&outermost_calls, &tid);
+	bpf_map_delete_elem(&open_returns, &tid);
 	if (!in_scope(tgid))
 		return 0;
 	if (CONFIG_EXIT_GROUP_DEAD >= 0)

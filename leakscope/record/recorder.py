@@ -163,6 +163,7 @@ class Recorder:
                 "stacks": options.stacks,
                 "min_size": options.min_size,
                 "sample_bytes": options.sample_bytes,
+                "unwind": options.unwind,
                 "launches": options.launches,
                 "launch_args": options.launch_args if options.launches else 0,
                 "malloc": options.malloc,

@@ -48,6 +48,7 @@ from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.symbols.kernel import KernelSymbols
 from leakscope.record.symbols.lines import Lines, allow_many_files, segments_of
+from leakscope.record.unwind.stacks import UnwoundStacks, unwind_losses, unwind_policy
 
 SOURCE_ID = 0
 BATCH_ROWS = 150_000
@@ -73,6 +74,7 @@ class Session:
 
         config = ProgramConfig(
             stacks=options.stacks,
+            unwind=unwind_policy(options.unwind, self.notes.append),
             mem_ring_bytes=options.ring_bytes,
             call_ring_bytes=CALL_RING_BYTES,
             live_entries=options.live_entries,
@@ -137,6 +139,9 @@ class Session:
         self._rss = self._programs.map("rss")
         self._mem_ring = Ring(self._programs.map("mem_ring").fd, config.mem_ring_bytes, records.MEM_RECORD)
         self._call_ring = Ring(self._programs.map("call_ring").fd, config.call_ring_bytes, records.CALL_RECORD)
+        dump_ring = self._programs.map("dump_ring")
+        self._dump_ring = Ring(dump_ring.fd, dump_ring.entries, records.DUMP_RECORD)
+        self._unwound = UnwoundStacks(self._interner, self._spaces, self._programs.map("unwound_paths"))
         python_ring = self._programs.map("python_ring")
         mark_ring = self._programs.map("mark_ring")
         self._mark_ring = Ring(mark_ring.fd, mark_ring.entries, records.MARK_RECORD)
@@ -166,6 +171,7 @@ class Session:
             arguments=self._launches.arguments if self._launches else None,
             census=census,
             schedule=Schedule(options.interval_s, options.flush_s) if census else None,
+            unwound=self._unwound,
         )
         self._attach(members)
         self._sample_requested = threading.Event()
@@ -277,6 +283,8 @@ class Session:
         calls = self._call_ring.read()
         marks = self._mark_ring.read()
         kernels = self._launches.read_kernels() if self._launches else []
+        # After the events that name them, and before the mappings that they need.
+        dumps = self._dump_ring.read(at_most=1024)
         side_band = self._side_band.read()
         # Before its stacks: a process is known by its mapping. After all events: a stack is sent before what names it.
         self._python.follow(side_band)
@@ -298,6 +306,11 @@ class Session:
             batch.launches += launches
             self._batch_rows += len(objects) + len(calls) + len(marks)
             batch.readouts += readouts
+            if len(dumps):
+                if not batch.dumps and self.sink.put_dumps(batch.side_band, dumps):
+                    batch.side_band = []
+                else:
+                    batch.dumps.append(dumps)
             due = time.monotonic() - self._flushed_at >= self._options.flush_s
             if self._batch_rows < BATCH_ROWS and not due and not readouts:
                 return
@@ -441,6 +454,8 @@ class Session:
             + sum(self._counters.total(name) for name in ("mem_dropped", "call_dropped")),
             "events_read": self.read_events,
             "kmalloc_caches_by_size_and_flags": self._sites.caches_by_size_and_flags,
+            "stacks_dumped": self._unwound.dumps,
+            "stacks_unwound": self._unwound.unwound,
             "slab_cache_question": self._cache_of.reason or "bpf_get_kmem_cache",
             "functions_attached": self._functions.attached,
             "segments": segments_of(self._spaces),
@@ -467,6 +482,7 @@ class Session:
         if self._mark_rows.unknown:
             detail = "ranges without a name: they began before the recording, or their beginning was lost"
             losses.append(Loss("NVTX ranges", "mark_lost", self._mark_rows.unknown, detail))
+        losses += unwind_losses(self._options.unwind, self._unwound)
         if self._interner.missing_stacks:
             losses.append(Loss("stack maps", "stack_miss", self._interner.missing_stacks, "stacks gone when read"))
         return losses
@@ -492,6 +508,7 @@ class Session:
         if self._launches:
             self._launches.close()
         self._samplers.close()
+        self._unwound.close()
         self._side_band.close()
         self._cache_of.close()
         self._programs.close()
