@@ -125,7 +125,7 @@ def test_frames_of_a_jit_are_named_in_stacks_and_the_rest_stays_an_address(proc:
     spaces = AddressSpaces(proc)
     spaces.seed(PID)
     raw = b"".join(at.to_bytes(8, "little") for at in (0x2010, 0x2100, 0x4000, 0xFF0000, 0))
-    made = Interner(SimpleNamespace(lookup=lambda at: ("", "", 0)), spaces, lambda number: raw)  # type: ignore[arg-type]  # noqa: E501
+    made = Interner(SimpleNamespace(lookup=lambda at: ("", "", 0)), spaces, lambda number: raw)  # type: ignore[arg-type]
     stack = made.user_stack(PID, 1, 0, 5)
     # the second is a return address: the call before it is the last byte of the function
     assert made.functions(stack) == ["", "", "Lib::run", "Lib::run"]
