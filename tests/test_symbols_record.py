@@ -9,10 +9,18 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from recording import BIN, LEAKSCOPE, ROOT, SAMPLES, Recorder, Recording, record, sample
+
+from leakscope.capture import Capture
+from leakscope.capture.rewrite import replace_tables
+from leakscope.record.symbols.address_space import Module
+from leakscope.record.symbols.lines import Lines
+from leakscope.symbols.elf import ElfFile
 
 COUNT = 41
 SLAB_BYTES = 196_608
@@ -262,3 +270,33 @@ def test_functions_of_a_jit_are_named_by_its_perf_map(bpf: None, tmp_path: Path)
     assert functions[start : start + 4] == ["main", "Lib::outer in a.js:9", "Lib::inner [opt] in a.js:3", "allocate"]
     modules = recording.rows("SELECT DISTINCT module FROM frames WHERE starts_with(function, 'Lib::')")
     assert modules == [(str(perf_map),)]
+
+
+def test_a_recording_ends_as_ever_when_lines_cannot_be_had(cpp: Recording, tmp_path: Path) -> None:
+    # given a finished recording's tables, once with a module whose debug information is damaged, once with a bug of ours  # noqa: E501
+    copy = tmp_path / "c.lscope"
+    shutil.copytree(cpp.path, copy)
+    writer: Any = SimpleNamespace(path=copy, manifest=cpp.capture.manifest)
+    own = cpp.rows("SELECT DISTINCT module, build_id FROM frames WHERE module LIKE '%leak_cpp' AND kind = 'native'")[0]
+    data = bytearray((BIN / "leak_cpp").read_bytes())
+    section = ElfFile(bytes(data))._elf.get_section_by_name(".debug_info")
+    data[section["sh_offset"] : section["sh_offset"] + section["sh_size"]] = b"\xff" * section["sh_size"]
+    (tmp_path / "broken").write_bytes(data)
+    without = cpp.capture.table("frames")
+    kinds = [kind if kind != "inlined" else "kernel" for kind in without["kind"].to_pylist()]
+    without = without.set_column(3, "line", pa.array([0] * len(kinds), pa.int32())).set_column(
+        7, "kind", pa.array(kinds)
+    )
+    replace_tables(copy, writer.manifest, {"frames": without})
+    writer.manifest = Capture.open(copy).manifest
+    broken = Module(own[0], [str(tmp_path / "broken")], own[1])
+    lines = Lines(writer, SimpleNamespace(modules=lambda: [broken]))  # type: ignore[arg-type]
+    lines.look_up()
+    assert [(loss.what, own[0] in loss.detail) for loss in lines.losses()] in ([], [("symbol_unresolved", True)])
+    assert lines.put_in_place() == [] and Capture.open(copy).problems == []
+    for bug in (lambda: 1 / 0, lambda: [None]):
+        lines = Lines(writer, SimpleNamespace(modules=bug))  # type: ignore[arg-type]
+        lines.look_up()
+        (loss,) = lines.losses()
+        assert loss.what == "symbol_unresolved" and "no lines were looked up" in loss.detail
+        assert lines.put_in_place() == [] and lines.named == 0

@@ -400,6 +400,7 @@ class Session:
     def finish(self, ended_by: str) -> list[Loss]:
         """Stop probes, write everything that is left and the final manifest; the losses of the recording."""
         ended_ns = monotonic_ns()
+        lines = Lines(self._writer, self._spaces)
         self._stop_sampler()
         if self.sink.error is None:
             self._sample(everything=True)
@@ -415,7 +416,7 @@ class Session:
                 break
         self._flush()
         self.sink.close()
-        lines = Lines(self._writer, self._spaces)
+        lines.look_up()
         source = self._source
         source.end_ns = ended_ns
         source.anchors.append(read_anchor())
