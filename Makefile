@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup system-packages samples programs nvtx build demo test check eval fuzz bench gpu-check clean
+.PHONY: setup system-packages samples programs nvtx build demo test check eval fuzz bench gpu-check gpu-bundle clean
 
 setup: system-packages $(VENV)/.installed
 
@@ -51,9 +51,14 @@ bench: samples programs
 	@tools/system-packages.sh bench
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-# What needs a real GPU: the CUDA sample against the installed driver.
-gpu-check: samples
-	@tools/gpu-check.sh "$(BIN)"
+# What needs a real GPU, in one run without network; without one it says of each step why it is not possible.
+gpu-check:
+	@[ ! -x $(BIN)/python ] || $(MAKE) -s samples programs
+	@tools/gpu-check.sh "$(BIN)" $(GPU_CHECK_ARGS)
+
+# For a GPU host without network: build/gpu-bundle, which then travels with the built tree.
+gpu-bundle: samples programs
+	@tools/gpu-bundle.sh "$(BIN)" $(GPU_PYTHON)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

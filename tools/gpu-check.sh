@@ -1,13 +1,23 @@
 #!/bin/sh
-# Records the CUDA sample against the installed driver: run where there is a GPU.
-# The sample's own libraries are stand-ins; the real ones come first in the search path.
+# Runs tools/gpu_check.py with the interpreter that has leakscope's packages: the virtual environment, else what
+# `make gpu-bundle` made elsewhere for this host's Python.
+# Usage: gpu-check.sh BIN-OF-VENV [arguments of gpu_check.py]
 set -eu
-driver=$(ldconfig -p | sed -n 's/.*libcuda\.so\.1 (libc6,x86-64.* => //p' | head -n 1)
-if [ -z "$driver" ]; then
-    echo "no libcuda.so.1 of a driver here: nothing to check" >&2
-    exit 4
+cd "$(dirname "$0")/.."
+bin=$1
+shift
+bundle=build/gpu-bundle
+if [ -x "$bin/python" ] && "$bin/python" -c 'import pyarrow, typer' 2>/dev/null; then
+    python=$bin/python
+elif [ -f "$bundle/site.tar.xz" ]; then
+    site=${TMPDIR:-/tmp}/leakscope-gpu-site
+    mkdir -p "$site"
+    tar -xf "$bundle/site.tar.xz" -C "$site"
+    python=$(command -v "python$(cat "$bundle/python-version")" || command -v python3)
+    export PYTHONPATH="$PWD:$site"
+    export LD_LIBRARY_PATH="$PWD/$bundle/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+else
+    echo "leakscope's packages are not here: run 'make setup' (needs network), or bring what 'make gpu-bundle' makes" >&2
+    exit 2
 fi
-runtime=$(ldconfig -p | sed -n 's/.*libcudart\.so\.12 .* => //p' | head -n 1)
-paths=$(dirname "$driver")${runtime:+:$(dirname "$runtime")}
-LD_LIBRARY_PATH=$paths "$1/leakscope" record -o build/gpu-check.lscope --force -- samples/bin/cuda_leak
-exec "$1/leakscope" attribute build/gpu-check.lscope
+exec "$python" tools/gpu_check.py "$@"

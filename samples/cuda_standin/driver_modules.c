@@ -1,6 +1,7 @@
 /*
  * Modules, libraries and the kernels in them. An image is an uncompressed cubin, alone or as the first entry of a fat
- * binary, of which the stand-in reads the parameters of kernels as tools do that know the format from cuobjdump.
+ * binary, of which the stand-in reads the parameters of kernels as tools do that know the format from cuobjdump; or PTX,
+ * of which it knows the names of kernels.
  */
 #include "device.h"
 #include <elf.h>
@@ -33,15 +34,20 @@ static const unsigned char *cubin_of(const void *image)
     return image;
 }
 
+static int is_ptx(const void *image)
+{
+    return !strncmp(image, ".version", 8);
+}
+
 static CUresult load(CUmodule *module, const void *image)
 {
     CUresult result = ready();
     if (result)
         return result;
-    if (!image || memcmp(cubin_of(image), ELFMAG, SELFMAG))
+    if (!image || (!is_ptx(image) && memcmp(cubin_of(image), ELFMAG, SELFMAG)))
         return CUDA_ERROR_INVALID_VALUE;
     *module = calloc(1, sizeof **module);
-    (*module)->image = cubin_of(image);
+    (*module)->image = is_ptx(image) ? image : cubin_of(image);
     return CUDA_SUCCESS;
 }
 
@@ -111,9 +117,18 @@ static const Elf64_Shdr *info_of(const void *image, const char *kernel)
     return NULL;
 }
 
+static int has_kernel(const void *image, const char *kernel)
+{
+    char entry[256];
+    if (!is_ptx(image))
+        return info_of(image, kernel) != NULL;
+    snprintf(entry, sizeof entry, ".entry %s(", kernel);
+    return strstr(image, entry) != NULL;
+}
+
 static CUresult look_up(CUfunction *function, CUmodule module, const char *name)
 {
-    if (!module || !info_of(module->image, name))
+    if (!module || !has_kernel(module->image, name))
         return module ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_HANDLE;
     *function = calloc(1, sizeof **function + strlen(name) + 1);
     (*function)->image = module->image;
@@ -140,6 +155,8 @@ CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
 
 static CUresult parameter(const struct CUfunc_st *function, size_t index, size_t *offset, size_t *size)
 {
+    if (is_ptx(function->image))
+        return CUDA_ERROR_INVALID_VALUE;
     const Elf64_Shdr *section = info_of(function->image, function->name);
     const unsigned char *info = (const unsigned char *)function->image + section->sh_offset;
     for (size_t at = 0; at + 4 <= section->sh_size;) {
