@@ -55,13 +55,9 @@ static inline struct site_state *new_site(struct allocation *what)
 	u64 name = 0;
 
 	if (!known) {
-		u32 zero = COUNT_SITE_SEQUENCE;
-		u64 *sequence = bpf_map_lookup_elem(&counters, &zero);
-
-		if (!sequence)
+		info.id = next_number(COUNT_SITE_SEQUENCE);
+		if (!info.id)
 			return 0;
-		*sequence += 1;
-		info.id = (u32)*sequence << 12 | (bpf_get_smp_processor_id() & 4095);
 		info.kind = what->kind;
 		info.size_bytes = what->size_bytes;
 		info.object_bytes = what->object_bytes;
@@ -194,14 +190,12 @@ static inline int kernel_alloc(void *ctx, struct allocation *what)
 	state = site_of(what);
 	if (!state)
 		return 0;
-	if (old) {
-		describe(ctx, old, state, what->requested_bytes, bpf_ktime_get_ns());
-		send_mem(addr, old, old->ts_ns, OP_ALLOC, CAUSE_CALL);
-	} else {
-		describe(ctx, &fresh, state, what->requested_bytes, bpf_ktime_get_ns());
-		send_mem(addr, &fresh, fresh.ts_ns, OP_ALLOC, CAUSE_CALL);
+	describe(ctx, &fresh, state, what->requested_bytes, bpf_ktime_get_ns());
+	send_mem(addr, &fresh, fresh.ts_ns, OP_ALLOC, CAUSE_CALL);
+	if (old)
+		*old = fresh;
+	else
 		insert_live(addr, &fresh);
-	}
 	return 0;
 }
 

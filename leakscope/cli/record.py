@@ -76,7 +76,7 @@ def record(
         live_entries=live_entries,
         loader=loader,
     )
-    require_capable()
+    require_capable(loader)
     with StatusLine(sys.stderr) as status:
         summary = Recorder(options, status.update).run()
     render_summary(summary, sys.stderr)

@@ -14,19 +14,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from leakscope.capture import CaptureWriter
-from leakscope.capture.place import aside_of, put_in_place, refuse_existing
 from leakscope.errors import BadInputError, OutputIncompleteError
-from leakscope.model.manifest import Manifest, Source
 from leakscope.model.recording import Progress, Summary
 from leakscope.record import scope
 from leakscope.record.child import Command
+from leakscope.record.loader import Loading, ProgramConfig
 from leakscope.record.options import RecordOptions
 from leakscope.record.processes import process_exists
-from leakscope.record.session import SOURCE_ID, Session
 
+if TYPE_CHECKING:  # imported where they are used: while the programs load
+    from leakscope.model.manifest import Source
+    from leakscope.record.session import Session
+
+CALL_RING_BYTES = 8 << 20
 DRAIN_INTERVAL_S = 0.02
 LINGER_S = 0.4
 """How long frees are awaited after the last target's exit began: RCU and work queues finish after it."""
@@ -55,11 +57,27 @@ class Recorder:
                 raise BadInputError(f"no process {pid}; list the candidates with: pgrep -a PROGRAM")
         if options.cgroup:
             options.cgroup = scope.find_cgroup(options.cgroup)
+        self._refuse_existing()
+        config = ProgramConfig(
+            stacks=options.stacks,
+            mem_ring_bytes=options.ring_bytes,
+            call_ring_bytes=CALL_RING_BYTES,
+            live_entries=options.live_entries,
+            with_functions=True,
+        )
+        scope.configure(options, config)
         # Forked first, while this process has no threads and no probes.
         command = Command(options.command) if options.command else None
+        loading = None
         try:
-            return self._record(command)
+            # Threads here mix many short system calls with long numpy runs: at Python's 5 ms each call would wait as
+            # long.
+            sys.setswitchinterval(0.0005)
+            loading = Loading(config, options.loader)
+            return self._record(command, loading)
         finally:
+            if loading is not None:
+                loading.close()
             if command is not None and command.status is None:
                 if self._released:
                     command.stop()
@@ -68,15 +86,19 @@ class Recorder:
 
     _released = False
 
-    def _record(self, command: Command | None) -> Summary:
+    def _refuse_existing(self) -> None:
+        if os.path.lexists(self._options.output):
+            from leakscope.capture.place import refuse_existing
+
+            refuse_existing(self._options.output, self._options.force)
+
+    def _record(self, command: Command | None, loading: Loading) -> Summary:
         lock = self._lock()
-        # Threads here mix many short system calls with long numpy runs: at Python's 5 ms each call would wait as long.
-        sys.setswitchinterval(0.0005)
         # Never raises: an exception would be lost where a library calls back from C.
         previous = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
         session = None
         try:
-            session = self._start(command)
+            session = self._start(command, loading)
             return self._loop(session, command)
         finally:
             for number, handler in previous.items():
@@ -86,19 +108,24 @@ class Recorder:
             if lock is not None:
                 os.close(lock)
 
-    def _start(self, command: Command | None) -> Session:
+    def _start(self, command: Command | None, loading: Loading) -> Session:
         """Attach all probes, then let the command run. Whatever fails or interrupts leaves no capture behind.
 
         A capture that is to be replaced stays until then; the new one is made beside it.
         """
+        from leakscope.capture import CaptureWriter
+        from leakscope.capture.place import aside_of, put_in_place
+        from leakscope.model.manifest import Manifest
+        from leakscope.record.session import Session
+
         output, force = self._options.output, self._options.force
-        refuse_existing(output, force)
+        self._refuse_existing()
         place = aside_of(output) if output.exists() else output
         source = self._describe_source(command)
         writer = CaptureWriter.create(place, Manifest(sources=[source]))
         session = None
         try:
-            session = Session(self._options, writer, source, command)
+            session = Session(self._options, writer, source, command, loading)
             if self._stop_signal is not None:
                 raise KeyboardInterrupt
             if command is not None:
@@ -136,6 +163,9 @@ class Recorder:
         return fd
 
     def _describe_source(self, command: Command | None) -> Source:
+        from leakscope.model.manifest import Source
+        from leakscope.record.session import SOURCE_ID
+
         options = self._options
         described: dict[str, Any] = {"host_wide": options.everyone, "pids": options.pids}
         if options.cgroup:

@@ -26,7 +26,7 @@ from leakscope.record.decode.kernel_objects import KernelObjects
 from leakscope.record.decode.sites import Sites
 from leakscope.record.kernel.btf import KernelTypes
 from leakscope.record.kernel.objects import SlabCacheOfAddress
-from leakscope.record.loader import ProgramConfig, load
+from leakscope.record.loader import Loading
 from leakscope.record.loader.base import SCOPE_PROCESSES
 from leakscope.record.losses import Counters, losses_table, recursion_losses
 from leakscope.record.options import RecordOptions
@@ -44,14 +44,16 @@ from leakscope.record.symbols.kernel import KernelSymbols
 
 SOURCE_ID = 0
 BATCH_ROWS = 150_000
-CALL_RING_BYTES = 8 << 20
 _RSS_MEMBERS = ("rss_file_peak", "rss_anon_peak", "swap_peak", "rss_shmem_peak")  # MM_FILEPAGES … MM_SHMEMPAGES
 
 
 class Session:
     """Probes, rings, samplers and the sink of one recording."""
 
-    def __init__(self, options: RecordOptions, writer: CaptureWriter, source: Source, command: Command | None) -> None:
+    def __init__(
+        self, options: RecordOptions, writer: CaptureWriter, source: Source, command: Command | None, loading: Loading
+    ) -> None:
+        """Attach. Raises what loading raised, BadInputError for a library without functions to probe."""
         self._options = options
         self._writer = writer
         self._source = source
@@ -62,16 +64,11 @@ class Session:
         self._closed = False
         self._lock = threading.Lock()
 
-        config = ProgramConfig(
-            stacks=options.stacks,
-            mem_ring_bytes=options.ring_bytes,
-            call_ring_bytes=CALL_RING_BYTES,
-            live_entries=options.live_entries,
-            with_functions=True,
-        )
-        scope.configure(options, config)
+        config = loading.config
         self._config_scope = config.scope
-        self._programs = load(config, options.loader)
+        # Found while the programs still load.
+        self._libraries = libraries_before_start(command.arguments, dict(os.environ)) if command is not None else []
+        self._programs = loading.result()
         source.loader = self._programs.name
         self._attachments = tracepoints.Attachments()
         self.exits: dict[int, int] = {}
@@ -133,7 +130,10 @@ class Session:
             calls=calls,
             objects=KernelObjects(columns, self._sites, self._interner, self.exits),
         )
+        began = time.perf_counter()
         self._attach(members)
+        attach_ms = (time.perf_counter() - began) * 1e3
+        source.facts.update(load_ms=round(loading.milliseconds, 1), attach_ms=round(attach_ms, 1))
         self._sample_requested = threading.Event()
         self._sampler_thread = threading.Thread(target=self._sample_loop, name="leakscope-sampler", daemon=True)
         self._sampler_thread.start()
@@ -160,10 +160,9 @@ class Session:
         for library in self._options.libraries:
             if not self._functions.attach(str(library), any_name=True):
                 raise BadInputError(f"{library}: no CUDA function to probe in this file")
-        if self._command is not None:
-            for path in libraries_before_start(self._command.arguments, dict(os.environ)):
-                if self._functions.wants(path):
-                    self._functions.attach(path)
+        for path in self._libraries:
+            if self._functions.wants(path):
+                self._functions.attach(path)
         pids = self._roots + members
         if self._options.everyone:
             pids = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and int(p.name) != os.getpid()]
@@ -178,7 +177,8 @@ class Session:
         # Kernels from 6.1 on lack the variants for NUMA nodes, which would only be told as failures there.
         variants = tracepoints.OLD_NODE_VARIANTS.items()
         present = {name: program for name, program in variants if self._types.raw_tracepoint_arguments(name)}
-        tracepoints.attach_classic(self._programs, self._attachments, tracepoints.PROCESS_LIVES)
+        tracepoints.attach_raw(self._programs, self._attachments, tracepoints.PROCESS_LIVES)
+        tracepoints.attach_classic(self._programs, self._attachments, tracepoints.RESIDENT_SETS)
         tracepoints.attach_classic(self._programs, self._attachments, tracepoints.MAP_CALLS)
         tracepoints.attach_raw(self._programs, self._attachments, tracepoints.KERNEL_OBJECTS | present)
 
@@ -287,7 +287,7 @@ class Session:
     def detach(self) -> None:
         """Stop all probes. Counters stay readable."""
         self._recursion = recursion_losses(self._attachments.programs)
-        self._attachments.close()
+        self._attachments.detach()
 
     _recursion: list[Loss] | None = None
 

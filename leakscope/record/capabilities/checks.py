@@ -302,7 +302,7 @@ def check_nvml(host: Host) -> Capability:
     return Capability("NVML", "missing", nvml.reason, needed_for, remedies=remedies.NVIDIA_DRIVER)
 
 
-CHECKS: tuple[Callable[[Host], Capability], ...] = (
+REQUIRED_CHECKS: tuple[Callable[[Host], Capability], ...] = (
     check_privilege,
     check_ring,
     check_raw_tracepoints,
@@ -312,6 +312,11 @@ CHECKS: tuple[Callable[[Host], Capability], ...] = (
     check_libbpf,
     check_bcc,
     check_memlock,
+)
+"""The checks of what nothing can be recorded without."""
+
+CHECKS: tuple[Callable[[Host], Capability], ...] = (
+    *REQUIRED_CHECKS,
     check_uprobes,
     check_side_band,
     check_other_processes,

@@ -110,7 +110,7 @@ class FunctionProbes:
         self._attachments.programs[program] = fd
         for offset, index in wanted:
             event = perf.open_uprobe(path, offset, at_return=at_return)
-            self._attachments.descriptors.append(event)
+            self._attachments.events.append(event)
             self._attachments.descriptors.append(bpf.link_perf_event(fd, event, index))
 
 
