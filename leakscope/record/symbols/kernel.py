@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+import threading
 
 import numpy as np
 
@@ -15,7 +15,7 @@ _NAME_AT = _KIND_AT + 2
 class KernelSymbols:
     """Functions by address. `available` is False where kptr_restrict or a missing privilege hides addresses.
 
-    The file, some MiB that the kernel takes 0.1 s to print, is read when the first address is looked up.
+    The file, some MiB that the kernel takes 0.1 s to print, is read by a thread of its own; a look-up waits for it.
     """
 
     def __init__(self, path: str = "/proc/kallsyms") -> None:
@@ -24,26 +24,28 @@ class KernelSymbols:
             sample = file.read(_SAMPLE_BYTES)
         addresses, _, _ = _functions(sample)
         self.available = bool(addresses.any())
+        self._reader = threading.Thread(target=self._read, name="leakscope-kallsyms", daemon=True)
+        if self.available:
+            self._reader.start()
 
-    @cached_property
-    def _table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, bytes]:
-        """(address, start and end of the rest of its line, the text) of all functions, sorted by address."""
+    def _read(self) -> None:
         with open(self._path, "rb") as file:
             text = file.read()
         addresses, starts, ends = _functions(text)
         order = np.argsort(addresses, kind="stable")
-        return addresses[order], starts[order], ends[order], text
+        self._addresses, self._starts, self._ends, self._text = addresses[order], starts[order], ends[order], text
 
     def lookup(self, address: int) -> tuple[str, str, int]:
         """(function, module, address of its start) for an address; ('', '', 0) when unknown."""
         if not self.available:
             return "", "", 0
-        addresses, starts, ends, text = self._table
-        index = int(np.searchsorted(addresses, np.uint64(address), "right")) - 1
+        self._reader.join()
+        index = int(np.searchsorted(self._addresses, np.uint64(address), "right")) - 1
         if index < 0:
             return "", "", 0
-        name, _, module = text[starts[index] : ends[index]].decode("ascii", "replace").partition("\t")
-        return name, module.strip("[]"), int(addresses[index])
+        line = self._text[self._starts[index] : self._ends[index]].decode("ascii", "replace")
+        name, _, module = line.partition("\t")
+        return name, module.strip("[]"), int(self._addresses[index])
 
 
 def _functions(text: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
