@@ -43,6 +43,7 @@ def test_startup_and_attribute_yield_their_figures():
 
 @needs_bpf
 @pytest.mark.bpf
+@pytest.mark.usefixtures("can_record")
 def test_recording_benchmarks_yield_their_figures():
     # given real probes, when the benchmarks of recording run at the smallest size
     results = run("overhead", "probes", "reader", "end_to_end")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
@@ -153,7 +154,8 @@ def _top(
 
 
 def _fail(message: str, code: ExitCode) -> int:
-    print(f"leakscope: {printable(message)}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # stderr on a full disk: the code still tells
+        print(f"leakscope: {printable(message)}", file=sys.stderr)
     return code
 
 
