@@ -273,8 +273,8 @@ def test_a_full_disk_is_told_in_one_line_and_costs_nothing_before_it(
     bpf: str, small_disk: Path, tmp_path: Path
 ) -> None:
     path = small_disk / "x.lscope"
-    with Recorder(path, "--flush", 0.2, "--", *sample("churn_epoll", "--count", 100_000_000, "--pause-us", 0)) as run:
-        # Its streams lie beside the capture; nothing is written to them before the end.
+    command = sample("churn_epoll", "--count", 100_000_000, "--pause-us", 0)
+    with Recorder(path, "--flush", 0.2, "--", *command, streams=tmp_path) as run:
         run.wait_ready()
         pid = Capture.open(path).manifest.sources[0].scope["command_pid"]
         result = run.result()

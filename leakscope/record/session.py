@@ -6,6 +6,7 @@ import os
 import select
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,9 @@ class Session:
         self._samplers = SamplerSet(self.processes.alive, lambda: [options.cgroup] if options.cgroup else [])
         source.facts.update(self._samplers.facts())
         groups = ["memory", *(["launch"] if options.launches else []), *(["heap"] if options.malloc else [])]
-        self._functions = FunctionProbes(self._programs, self._attachments, self._programs.map("functions"), groups)
+        self._functions = FunctionProbes(
+            self._programs, self._attachments, self._programs.map("functions"), groups, self.warnings.append
+        )
         self.sink = Sink(
             writer,
             spaces=self._spaces,
@@ -134,6 +137,7 @@ class Session:
         self._attach(members)
         attach_ms = (time.perf_counter() - began) * 1e3
         source.facts.update(load_ms=round(loading.milliseconds, 1), attach_ms=round(attach_ms, 1))
+        self._failed_samples = Counter[str]()
         self._sample_requested = threading.Event()
         self._sampler_thread = threading.Thread(target=self._sample_loop, name="leakscope-sampler", daemon=True)
         self._sampler_thread.start()
@@ -241,7 +245,14 @@ class Session:
             self._sample_requested.clear()
             if self._closed:
                 return
-            self._sample()
+            self._try_sample()
+
+    def _try_sample(self, *, everything: bool = False) -> None:
+        """One reading; what fails is counted and told, and the next reading is tried all the same."""
+        try:
+            self._sample(everything=everything)
+        except Exception as error:
+            self._failed_samples[f"{type(error).__name__}: {error}"] += 1
 
     def _sample(self, *, everything: bool = False) -> None:
         ts_ns = monotonic_ns()
@@ -296,7 +307,7 @@ class Session:
         ended_ns = monotonic_ns()
         self._stop_sampler()
         if self.sink.error is None:
-            self._sample(everything=True)
+            self._try_sample(everything=True)
         if self._recursion is None:
             self.detach()
         for _ in range(64):
@@ -344,12 +355,14 @@ class Session:
             "kmalloc_caches_by_size_and_flags": self._sites.caches_by_size_and_flags,
             "slab_cache_question": self._cache_of.reason or "bpf_get_kmem_cache",
             "functions_attached": self._functions.attached,
+            "functions_single_stepped": self._functions.stepped,
             "notes": self.notes,
         }
 
     def _losses(self) -> list[Loss]:
         losses = self._counters.losses() + (self._recursion or [])
         losses += [Loss(probe, what, count, detail) for probe, what, count, detail in self._samplers.losses()]
+        losses += [Loss("samplers", "sampler_error", n, reason) for reason, n in self._failed_samples.items()]
         losses += [Loss(probe, "attach_failed", 1, reason) for probe, reason in self._attachments.failed]
         if self._side_band.lost:
             losses.append(Loss("side-band", "sideband_lost", self._side_band.lost, "mappings or forks not seen"))
