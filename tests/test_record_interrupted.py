@@ -279,7 +279,8 @@ def test_a_full_disk_is_told_in_one_line_and_costs_nothing_before_it(
         pid = Capture.open(path).manifest.sources[0].scope["command_pid"]
         result = run.result()
     assert result.code == ExitCode.OUTPUT_INCOMPLETE
-    (line,) = result.stderr.splitlines()
+    price, line = result.stderr.splitlines()
+    assert price.startswith("leakscope: price: ")
     assert line.startswith(f"leakscope: {path}/")
     assert line.endswith(
         "could not be written: No space left on device; the capture reads up to here and says that it is incomplete"

@@ -54,7 +54,8 @@ def test_a_target_that_dies_at_once_is_a_recording_like_any_other(in_turn: InTur
     first = in_turn.first
     assert (first.code, first.stdout) == (ExitCode.DONE, "")
     assert first.capture.problems == []
-    lines = [line for line in first.stderr.splitlines() if "warning: another recorder" not in line]
+    price, *lines = [line for line in first.stderr.splitlines() if "warning: another recorder" not in line]
+    assert price.startswith("leakscope: price: about ")
     assert lines[0].startswith("leakscope: recorded ") and lines[0].endswith(f"(the target ended) into {first.path}")
     assert lines[1] == "leakscope: the command ended with exit status 0"
     assert lines[-1] == f"leakscope: next: leakscope attribute {first.path}"

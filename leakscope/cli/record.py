@@ -55,7 +55,7 @@ def record(
     from leakscope.record.capabilities import require_capable
     from leakscope.record.options import RecordOptions
     from leakscope.record.recorder import Recorder
-    from leakscope.report.recording import StatusLine, render_summary, summary_json
+    from leakscope.report.recording import StatusLine, render_summary, show_price, summary_json
 
     if stacks not in ("none", "sampled", "all"):
         raise BadInputError(f"--stacks {stacks}: choose none, sampled or all")
@@ -78,7 +78,7 @@ def record(
     )
     require_capable(loader)
     with StatusLine(sys.stderr) as status:
-        summary = Recorder(options, status.update).run()
+        summary = Recorder(options, status.update, None if json_output else show_price).run()
     render_summary(summary, sys.stderr)
     if json_output:
         import json

@@ -22,6 +22,7 @@ from leakscope.record import scope
 from leakscope.record.child import Command
 from leakscope.record.loader import Loading, ProgramConfig
 from leakscope.record.options import RecordOptions
+from leakscope.record.price import price
 from leakscope.record.processes import process_exists
 
 if TYPE_CHECKING:  # imported where they are used: while the programs load
@@ -38,8 +39,15 @@ LOCK_PATH = Path("/run/leakscope.lock")
 class Recorder:
     """One recording. Construct, :meth:`run` once. Foreseen errors are LeakscopeErrors; what was written stays."""
 
-    def __init__(self, options: RecordOptions, on_progress: Callable[[Progress], None] | None = None) -> None:
+    def __init__(
+        self,
+        options: RecordOptions,
+        on_progress: Callable[[Progress], None] | None = None,
+        on_ready: Callable[[str], None] | None = None,
+    ) -> None:
+        """:param on_ready: called with the price in one line once all is attached, before a command starts."""
         self._options = options
+        self._on_ready = on_ready or (lambda price: None)
         self._on_progress = on_progress or (lambda progress: None)
         self._stop_signal: int | None = None
         self._warnings: list[str] = []
@@ -128,6 +136,7 @@ class Recorder:
             session = Session(self._options, writer, source, command, loading)
             if self._stop_signal is not None:
                 raise KeyboardInterrupt
+            self._on_ready(price(self._options, session.functions_attached))
             if command is not None:
                 self._released = True
                 command.release()

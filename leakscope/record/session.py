@@ -6,7 +6,6 @@ import os
 import select
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from leakscope.record.processes import Processes, process_exists
 from leakscope.record.python.stacks import PythonStacks
 from leakscope.record.ring import Ring
 from leakscope.record.samplers import SamplerSet
+from leakscope.record.sampling import Sampling
 from leakscope.record.side_band import SideBand, SideBandEvent
 from leakscope.record.sink import Batch, Sink
 from leakscope.record.symbols.address_space import AddressSpaces
@@ -62,7 +62,6 @@ class Session:
         self.warnings: list[str] = []
         self.notes: list[str] = []
         self.read_events = 0
-        self._closed = False
         self._lock = threading.Lock()
 
         config = loading.config
@@ -137,10 +136,7 @@ class Session:
         self._attach(members)
         attach_ms = (time.perf_counter() - began) * 1e3
         source.facts.update(load_ms=round(loading.milliseconds, 1), attach_ms=round(attach_ms, 1))
-        self._failed_samples = Counter[str]()
-        self._sample_requested = threading.Event()
-        self._sampler_thread = threading.Thread(target=self._sample_loop, name="leakscope-sampler", daemon=True)
-        self._sampler_thread.start()
+        self._sampling = Sampling(self._sample)
         source.start_ns = monotonic_ns()
         source.anchors.append(read_anchor())
         source.probes = list(self._attachments.names)
@@ -197,6 +193,11 @@ class Session:
                         self.notes.append(f"attached to {event.text} {late:.0f} ms after process {event.pid} mapped it")
                     return
 
+    @property
+    def functions_attached(self) -> int:
+        """Functions of libraries that are probed."""
+        return sum(self._functions.attached.values())
+
     def drain(self) -> None:
         """Read all rings once and hand a batch to the sink when it is due."""
         objects = self._mem_ring.read()
@@ -237,24 +238,9 @@ class Session:
 
     def request_sample(self) -> None:
         """Ask the sampler thread for one reading."""
-        self._sample_requested.set()
+        self._sampling.request()
 
-    def _sample_loop(self) -> None:
-        while True:
-            self._sample_requested.wait()
-            self._sample_requested.clear()
-            if self._closed:
-                return
-            self._try_sample()
-
-    def _try_sample(self, *, everything: bool = False) -> None:
-        """One reading; what fails is counted and told, and the next reading is tried all the same."""
-        try:
-            self._sample(everything=everything)
-        except Exception as error:
-            self._failed_samples[f"{type(error).__name__}: {error}"] += 1
-
-    def _sample(self, *, everything: bool = False) -> None:
+    def _sample(self, everything: bool) -> None:
         ts_ns = monotonic_ns()
         if self._options.cgroup:
             for pid in scope.cgroup_members(self._options.cgroup):
@@ -305,9 +291,9 @@ class Session:
     def finish(self, ended_by: str) -> list[Loss]:
         """Stop probes, write everything that is left and the final manifest; the losses of the recording."""
         ended_ns = monotonic_ns()
-        self._stop_sampler()
+        self._sampling.stop()
         if self.sink.error is None:
-            self._try_sample(everything=True)
+            self._sampling.read_now(everything=True)
         if self._recursion is None:
             self.detach()
         for _ in range(64):
@@ -342,11 +328,6 @@ class Session:
             self.sink.error = self.sink.error or error
         return losses
 
-    def _stop_sampler(self) -> None:
-        self._closed = True
-        self._sample_requested.set()
-        self._sampler_thread.join()
-
     def _facts(self) -> dict[str, Any]:
         return {
             "events_produced": sum(ring.submitted() for ring in (self._mem_ring, self._call_ring))
@@ -362,7 +343,7 @@ class Session:
     def _losses(self) -> list[Loss]:
         losses = self._counters.losses() + (self._recursion or [])
         losses += [Loss(probe, what, count, detail) for probe, what, count, detail in self._samplers.losses()]
-        losses += [Loss("samplers", "sampler_error", n, reason) for reason, n in self._failed_samples.items()]
+        losses += self._sampling.losses()
         losses += [Loss(probe, "attach_failed", 1, reason) for probe, reason in self._attachments.failed]
         if self._side_band.lost:
             losses.append(Loss("side-band", "sideband_lost", self._side_band.lost, "mappings or forks not seen"))
@@ -391,8 +372,7 @@ class Session:
 
     def close(self) -> None:
         """Give everything back; safe to call twice and after an error."""
-        if not self._closed:
-            self._stop_sampler()
+        self._sampling.stop()
         self._attachments.close()
         if self.sink.error is None:
             self.sink.close()
