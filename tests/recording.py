@@ -230,6 +230,14 @@ def waiting(name: str, *options: object, env: dict[str, str] | None = None) -> I
         started.end()
 
 
+def hiding(*places: Path) -> list[str]:
+    """A command's beginning: run what follows where these directories and files are empty."""
+    mounts = [
+        f"mount -t tmpfs none '{place}'" if place.is_dir() else f"mount --bind /dev/null '{place}'" for place in places
+    ]
+    return ["unshare", "-m", "sh", "-c", "; ".join(["set -e", *mounts, 'exec "$@"']), "sh"]
+
+
 def process_state(pid: int) -> str:
     """One letter as in ps(1); empty when there is no such process."""
     try:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from recording import BIN, LEAKSCOPE, ROOT, Recording, record, sample, shell
+from recording import BIN, LEAKSCOPE, ROOT, Recording, hiding, record, sample, shell
 
 import bpf_programs
 from leakscope.errors import BadInputError, ExitCode, NotCapableError
@@ -273,14 +273,6 @@ def test_other_names_are_refused() -> None:
     assert LOADERS == ("auto", "bcc", "core")
     with pytest.raises(BadInputError, match="--loader BCC: choose auto, bcc, core"):
         choose("BCC")
-
-
-def hiding(*places: Path) -> list[str]:
-    """A command's beginning: run what follows where these directories and files are empty."""
-    mounts = [
-        f"mount -t tmpfs none '{place}'" if place.is_dir() else f"mount --bind /dev/null '{place}'" for place in places
-    ]
-    return ["unshare", "-m", "sh", "-c", "; ".join(["set -e", *mounts, 'exec "$@"']), "sh"]
 
 
 @pytest.mark.bpf

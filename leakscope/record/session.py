@@ -156,7 +156,7 @@ class Session:
         return self._python_targets.lookup(pid.to_bytes(4, "little")) is not None
 
     def _attach(self, members: list[int]) -> None:
-        """Attach frees before allocations are seen as late as possible: libraries, processes, maps, objects."""
+        """Attach to libraries first, to what is most frequent last."""
         for library in self._options.libraries:
             if not self._functions.attach(str(library), any_name=True):
                 raise BadInputError(f"{library}: no CUDA function to probe in this file")
@@ -174,13 +174,7 @@ class Session:
             for path in mapped_libraries(pid):
                 if self._functions.wants(path):
                     self._functions.attach(path)
-        # Kernels from 6.1 on lack the variants for NUMA nodes, which would only be told as failures there.
-        variants = tracepoints.OLD_NODE_VARIANTS.items()
-        present = {name: program for name, program in variants if self._types.raw_tracepoint_arguments(name)}
-        tracepoints.attach_raw(self._programs, self._attachments, tracepoints.PROCESS_LIVES)
-        tracepoints.attach_classic(self._programs, self._attachments, tracepoints.RESIDENT_SETS)
-        tracepoints.attach_classic(self._programs, self._attachments, tracepoints.MAP_CALLS)
-        tracepoints.attach_raw(self._programs, self._attachments, tracepoints.KERNEL_OBJECTS | present)
+        tracepoints.attach_all(self._programs, self._attachments)
 
     def _on_map(self, event: SideBandEvent) -> None:
         """A library was mapped while the recording runs: attach to it, whoever mapped it (probes are by file)."""

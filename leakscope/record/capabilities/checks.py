@@ -15,6 +15,7 @@ from leakscope.model.capability import Capability, State
 from leakscope.record.bcc_location import find_bcc, import_bcc
 from leakscope.record.capabilities import remedies, trials
 from leakscope.record.capabilities.host import Host
+from leakscope.record.capabilities.start import check_kernel_features, check_start
 
 # Bits of the capability sets, include/uapi/linux/capability.h.
 _CAPABILITY_BITS = {
@@ -325,6 +326,8 @@ CHECKS: tuple[Callable[[Host], Capability], ...] = (
     check_cgroups,
     check_pid_namespace,
     check_nvml,
+    check_kernel_features,
+    check_start,
 )
 """All checks of the host, what is required first."""
 

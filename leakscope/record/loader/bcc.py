@@ -35,7 +35,9 @@ class BccPrograms:
         os.environ["BCC_KERNEL_SOURCE"] = str(bpf_programs.SHIM_DIRECTORY)
         with _compiler_messages() as messages:
             try:
-                self._bpf: Any = bcc.BPF(text=bpf_programs.source_for_bcc(), cflags=flags)
+                self._bpf: Any = bcc.BPF(
+                    text=bpf_programs.source_for_bcc().encode(), cflags=[flag.encode() for flag in flags]
+                )
             except Exception as error:
                 raise NotCapableError(
                     f"bcc cannot compile the probes: {error}: {one_line(messages().splitlines())}"

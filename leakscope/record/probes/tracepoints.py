@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from leakscope.record.kernel import bpf, perf
+from leakscope.record.kernel.btf import KernelTypes
 from leakscope.record.kernel.tracefs import tracepoint_id
 from leakscope.record.loader import LoadedPrograms
 
@@ -116,3 +117,14 @@ def attach_classic(programs: LoadedPrograms, attachments: Attachments, tracepoin
             continue
         attachments.programs[program] = fd
         attachments.names.append(label)
+
+
+def attach_all(programs: LoadedPrograms, attachments: Attachments) -> None:
+    """Attach to processes, maps and kernel objects, in that order: frees are seen before the allocations they end."""
+    # Kernels from 6.1 on lack the variants for NUMA nodes, which would only be told as failures there.
+    types = KernelTypes()
+    variants = {name: program for name, program in OLD_NODE_VARIANTS.items() if types.raw_tracepoint_arguments(name)}
+    attach_raw(programs, attachments, PROCESS_LIVES)
+    attach_classic(programs, attachments, RESIDENT_SETS)
+    attach_classic(programs, attachments, MAP_CALLS)
+    attach_raw(programs, attachments, KERNEL_OBJECTS | variants)
