@@ -17,6 +17,7 @@ _COMMANDS = {
     "leakscope --help": [sys.executable, "-m", "leakscope", "--help"],
     "python -c pass": [sys.executable, "-c", "pass"],
 }
+_RECORDED_S = 1.5
 _FIGURES = ("start_s", "load_ms", "attach_ms", "load_and_attach_ms", "stop_s")
 
 
@@ -67,6 +68,7 @@ def _record(loader: str) -> dict[str, float]:
         recording = Recording(leakscope(loader, "--loader", loader), Path(folder))
         manifest = json.loads((recording.capture / "manifest.json").read_text())
         facts: dict[str, Any] = manifest["sources"][0]["facts"]
+        time.sleep(_RECORDED_S)
         recording.stop()
     load_ms, attach_ms = float(facts["load_ms"]), float(facts["attach_ms"])
     return {

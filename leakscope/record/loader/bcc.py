@@ -35,9 +35,8 @@ class BccPrograms:
         os.environ["BCC_KERNEL_SOURCE"] = str(bpf_programs.SHIM_DIRECTORY)
         with _compiler_messages() as messages:
             try:
-                self._bpf: Any = bcc.BPF(
-                    text=bpf_programs.source_for_bcc().encode(), cflags=[flag.encode() for flag in flags]
-                )
+                # The text as bytes: bcc warns of anything else, the whole source in the warning.
+                self._bpf: Any = bcc.BPF(text=bpf_programs.source_for_bcc().encode(), cflags=flags)
             except Exception as error:
                 raise NotCapableError(
                     f"bcc cannot compile the probes: {error}: {one_line(messages().splitlines())}"
