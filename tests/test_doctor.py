@@ -64,8 +64,8 @@ def test_json_on_a_host_that_can_record() -> None:
         "BPF privilege", "BPF ring buffer", "raw tracepoints", "kernel types (BTF)", "tracefs",
         "kernel lockdown", "libbpf", "bcc", "locked memory", "uprobes", "process side-band",
         "other processes", "kernel symbols", "slab statistics", "cgroups", "PID namespace", "NVML",
-        "kernel features", "start-up",
-        f"process {os.getpid()}", f"CUDA of {os.getpid()}",
+        "NVTX library", "kernel features", "start-up",
+        f"process {os.getpid()}", f"CUDA of {os.getpid()}", f"NVTX of {os.getpid()}",
     ]  # fmt: skip
     assert [c["name"] for c in report["capabilities"] if c["required"] and c["state"] != "ok"] == []
     # the probes were really loaded and attached, with the loader that it names

@@ -34,7 +34,9 @@ KINDS_NOT_ADDED = frozenset({"page_slab", "page_user", "slab_meta", "mmap_reserv
 LOSS_KINDS = (
     "ring_drop", "recursion_miss", "live_map_full", "live_map_busy", "stack_miss", "stack_not_sampled",
     "call_map_full", "attach_failed", "symbol_unresolved", "page_user_not_streamed", "sampler_error",
-    "sideband_lost", "address_only_free", "python_frames_unavailable",
+    "sideband_lost", "address_only_free", "python_frames_unavailable", "mark_lost",
+    "arguments_lost", "arguments_approximate", "arguments_partial", "kernel_names_lost",
+    "below_min_size", "not_sampled",
 )  # fmt: skip
 """What the ``losses`` table counts. A loss widens or withholds a verdict; it is never silent."""
 

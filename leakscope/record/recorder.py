@@ -9,7 +9,6 @@ import platform
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,17 +18,20 @@ from typing import TYPE_CHECKING, Any
 from leakscope.errors import BadInputError, OutputIncompleteError
 from leakscope.model.recording import Progress, Summary
 from leakscope.record import scope
+from leakscope.record.census.schedule import Schedule
 from leakscope.record.child import Command
-from leakscope.record.loader import Loading, ProgramConfig
+from leakscope.record.configuration import program_config
+from leakscope.record.loader import Loading
 from leakscope.record.options import RecordOptions
 from leakscope.record.price import price
+from leakscope.record.priority import prefer_this_thread
+from leakscope.record.probes.nvtx import command_environment
 from leakscope.record.processes import process_exists
 
 if TYPE_CHECKING:  # imported where they are used: while the programs load
     from leakscope.model.manifest import Source
     from leakscope.record.session import Session
 
-CALL_RING_BYTES = 8 << 20
 DRAIN_INTERVAL_S = 0.02
 LINGER_S = 0.4
 """How long frees are awaited after the last target's exit began: RCU and work queues finish after it."""
@@ -66,16 +68,10 @@ class Recorder:
         if options.cgroup:
             options.cgroup = scope.find_cgroup(options.cgroup)
         self._refuse_existing()
-        config = ProgramConfig(
-            stacks=options.stacks,
-            mem_ring_bytes=options.ring_bytes,
-            call_ring_bytes=CALL_RING_BYTES,
-            live_entries=options.live_entries,
-            with_functions=True,
-        )
-        scope.configure(options, config)
+        config = program_config(options)
         # Forked first, while this process has no threads and no probes.
-        command = Command(options.command) if options.command else None
+        environment, self._nvtx_limit = command_environment(os.environ, options.nvtx)
+        command = Command(options.command, environment) if options.command else None
         loading = None
         try:
             # Threads here mix many short system calls with long numpy runs: at Python's 5 ms each call would wait as
@@ -93,6 +89,7 @@ class Recorder:
                     command.abandon()
 
     _released = False
+    _nvtx_limit = ""
 
     def _refuse_existing(self) -> None:
         if os.path.lexists(self._options.output):
@@ -181,6 +178,7 @@ class Recorder:
             described["cgroup"] = str(options.cgroup)
         if command:
             described["command_pid"] = command.pid
+        limits = [self._nvtx_limit] if command and self._nvtx_limit else []
         return Source(
             id=SOURCE_ID,
             kind="recording",
@@ -191,14 +189,20 @@ class Recorder:
             time_zone=time.strftime("%Z %z"),
             command=list(options.command),
             scope=described,
+            limits=limits,
             options={
+                "mode": options.mode,
                 "stacks": options.stacks,
+                "min_size": options.min_size,
+                "sample_bytes": options.sample_bytes,
                 "launches": options.launches,
+                "launch_args": options.launch_args if options.launches else 0,
                 "malloc": options.malloc,
                 "interval_s": options.interval_s,
                 "flush_s": options.flush_s,
                 "ring_bytes": options.ring_bytes,
                 "live_entries": options.live_entries,
+                "nvtx": options.nvtx,
             },
             facts={"kernel": platform.release(), "machine": platform.machine(), "cpus": os.cpu_count()},
         )
@@ -207,11 +211,11 @@ class Recorder:
         options = self._options
         # This thread drains the rings: some 5 % of a CPU, but in time. The other threads run by now, so none of them
         # inherits this.
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
+        prefer_this_thread()
         began = time.monotonic()
         deadline = began + options.duration_s if options.duration_s else None
         next_sample, next_status, last_events = began, began + 1.0, 0
+        schedule = Schedule(options.interval_s, options.flush_s)
         ended_by, linger_until = "", 0.0
         while True:
             session.drain()
@@ -219,7 +223,10 @@ class Recorder:
             if session.sink.error is not None:
                 ended_by = "error"
                 break
-            if now >= next_sample:
+            if now >= next_sample and options.mode == "census":
+                next_sample = now + schedule.readout_gap_s(now - began)
+                session.request_sample()
+            elif now >= next_sample:
                 # Denser at first, so that a target of a second has samples at all.
                 early = now - began < options.interval_s
                 next_sample = max(next_sample + options.interval_s / (10 if early else 1), now)

@@ -1,50 +1,25 @@
-"""The thread that reads the samplers: asked for a reading, it takes one, and outlives a reading that fails."""
+"""Sampling by bytes: the gaps between samples that the probes draw from, and what a sample stands for."""
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from collections.abc import Callable
+import numpy as np
+import numpy.typing as npt
 
-from leakscope.model.recording import Loss
+from leakscope.record.kernel.bpf import Map
+from leakscope.record.records import SAMPLE_GAPS
 
 
-class Sampling:
-    """Calls `read(everything)` in a thread of its own at each request. Readings that raise are counted."""
+def gaps(mean_bytes: int) -> npt.NDArray[np.uint64]:
+    """Quantiles of the exponential distribution of a mean, at the middles of 4,096 equal steps: uint64[4096].
 
-    def __init__(self, read: Callable[[bool], None]) -> None:
-        self._read = read
-        self._failed: Counter[str] = Counter()
-        self._requested = threading.Event()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="leakscope-sampler", daemon=True)
-        self._thread.start()
+    Their own mean is 0.9999 of it: the integral of -ln(1 - q) is 1, and the midpoint rule misses ln(2) / 2 of its last
+    step.
+    """
+    middles = (np.arange(SAMPLE_GAPS) + 0.5) / SAMPLE_GAPS
+    return np.maximum(1, np.round(-mean_bytes * np.log1p(-middles))).astype(np.uint64)
 
-    def request(self) -> None:
-        """Ask for one reading; requests that come before it begins are one."""
-        self._requested.set()
 
-    def read_now(self, *, everything: bool) -> None:
-        """Take a reading in the calling thread. Never raises: a failure is counted, and the next reading is tried."""
-        try:
-            self._read(everything)
-        except Exception as error:
-            self._failed[f"{type(error).__name__}: {error}"] += 1
-
-    def stop(self) -> None:
-        """End the thread after the reading under way; safe to call twice."""
-        self._stopping = True
-        self._requested.set()
-        self._thread.join()
-
-    def losses(self) -> list[Loss]:
-        """Readings that failed as a whole, by reason."""
-        return [Loss("samplers", "sampler_error", count, reason) for reason, count in self._failed.items()]
-
-    def _run(self) -> None:
-        while True:
-            self._requested.wait()
-            self._requested.clear()
-            if self._stopping:
-                return
-            self.read_now(everything=False)
+def fill_gaps(sample_gaps: Map, mean_bytes: int) -> None:
+    """Hand the gaps to the probes."""
+    for index, gap in enumerate(gaps(mean_bytes).tolist()):
+        sample_gaps.update(index.to_bytes(4, "little"), gap.to_bytes(8, "little"))

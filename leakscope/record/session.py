@@ -17,13 +17,17 @@ from leakscope.errors import BadInputError, OutputIncompleteError
 from leakscope.model.manifest import Source
 from leakscope.model.recording import Loss, Progress
 from leakscope.model.tables import MODULES, SAMPLES
-from leakscope.record import records, scope
+from leakscope.record import records, sampling, scope
+from leakscope.record.census import Census, CensusReader, Counts, Live, Schedule
 from leakscope.record.child import Command
 from leakscope.record.clocks import monotonic_ns, read_anchor
+from leakscope.record.configuration import processes_without_marks
 from leakscope.record.decode.calls import Calls
 from leakscope.record.decode.columns import EventColumns
 from leakscope.record.decode.kernel_objects import KernelObjects
+from leakscope.record.decode.marks import Marks
 from leakscope.record.decode.sites import Sites
+from leakscope.record.gpu.session import LaunchRecording
 from leakscope.record.kernel.btf import KernelTypes
 from leakscope.record.kernel.objects import SlabCacheOfAddress
 from leakscope.record.loader import Loading
@@ -32,16 +36,18 @@ from leakscope.record.losses import Counters, losses_table, recursion_losses
 from leakscope.record.options import RecordOptions
 from leakscope.record.probes import tracepoints
 from leakscope.record.probes.libraries import FunctionProbes, libraries_before_start, mapped_libraries
+from leakscope.record.probes.nvtx import NVTX_LIBRARY, MarkProbes, is_injection_library, not_available
 from leakscope.record.processes import Processes, process_exists
 from leakscope.record.python.stacks import PythonStacks
 from leakscope.record.ring import Ring
+from leakscope.record.sampler_thread import SamplerThread
 from leakscope.record.samplers import SamplerSet
-from leakscope.record.sampling import Sampling
 from leakscope.record.side_band import SideBand, SideBandEvent
 from leakscope.record.sink import Batch, Sink
 from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.symbols.kernel import KernelSymbols
+from leakscope.record.symbols.lines import Lines, allow_many_files, segments_of
 
 SOURCE_ID = 0
 BATCH_ROWS = 150_000
@@ -63,12 +69,17 @@ class Session:
         self.notes: list[str] = []
         self.read_events = 0
         self._lock = threading.Lock()
+        self._counting = threading.Lock()
 
         config = loading.config
         self._config_scope = config.scope
+        source.limits += [not_available(pid) for pid in processes_without_marks(options)]
+        self.notes += source.limits
         # Found while the programs still load.
         self._libraries = libraries_before_start(command.arguments, dict(os.environ)) if command is not None else []
         self._programs = loading.result()
+        if options.sample_bytes:
+            sampling.fill_gaps(self._programs.map("sample_gaps"), options.sample_bytes)
         source.loader = self._programs.name
         self._attachments = tracepoints.Attachments()
         self.exits: dict[int, int] = {}
@@ -77,6 +88,7 @@ class Session:
         members = scope.cgroup_members(options.cgroup) if options.cgroup else []
         self.processes = Processes(options.everyone)
         self._targets = self._programs.map("targets")
+        allow_many_files()
         self._spaces = AddressSpaces()
         self._side_band = SideBand()
         self._python = PythonStacks(self._programs.map("python_processes"), self._in_scope, self.notes.append)
@@ -105,12 +117,18 @@ class Session:
             self._cache_of,
             lambda: types.enum_bit("___GFP_ACCOUNT_BIT"),
         )
-        calls = Calls(columns, self._interner, self._programs.map("live_ranges"), self.exits)
+        self._launches = LaunchRecording(options, self._programs, self._spaces, SOURCE_ID) if options.launches else None
+        names = self._launches.arguments.names if self._launches else None
+        live_ranges = self._programs.map("live_ranges")
+        calls = Calls(columns, self._interner, live_ranges, self.exits, names, options.min_size)
+        self._small = calls.mappings
         self._counters = Counters(self._programs.map("counters"))
         self._rss = self._programs.map("rss")
         self._mem_ring = Ring(self._programs.map("mem_ring").fd, config.mem_ring_bytes, records.MEM_RECORD)
         self._call_ring = Ring(self._programs.map("call_ring").fd, config.call_ring_bytes, records.CALL_RECORD)
         python_ring = self._programs.map("python_ring")
+        mark_ring = self._programs.map("mark_ring")
+        self._mark_ring = Ring(mark_ring.fd, mark_ring.entries, records.MARK_RECORD)
         self._python_ring = Ring(python_ring.fd, python_ring.entries, records.PYTHON_RECORD)
         self._python_poll = select.poll()
         self._python_poll.register(python_ring.fd, select.POLLIN)
@@ -120,27 +138,71 @@ class Session:
 
         self._samplers = SamplerSet(self.processes.alive, lambda: [options.cgroup] if options.cgroup else [])
         source.facts.update(self._samplers.facts())
-        groups = ["memory", *(["launch"] if options.launches else []), *(["heap"] if options.malloc else [])]
+        groups = ["memory", *(["launch", "kernel"] if options.launches else []), *(["heap"] if options.malloc else [])]
         self._functions = FunctionProbes(
             self._programs, self._attachments, self._programs.map("functions"), groups, self.warnings.append
         )
+        self._marks = MarkProbes(self._functions, config.nvtx)
+        self._mark_rows = Marks(SOURCE_ID)
+        objects = KernelObjects(columns, self._sites, self._interner, self.exits)
+        census = self._begin_census(columns, objects) if options.mode == "census" else None
         self.sink = Sink(
             writer,
             spaces=self._spaces,
             processes=self.processes,
             interner=self._interner,
             calls=calls,
-            objects=KernelObjects(columns, self._sites, self._interner, self.exits),
+            objects=objects,
+            marks=self._mark_rows,
+            arguments=self._launches.arguments if self._launches else None,
+            census=census,
+            schedule=Schedule(options.interval_s, options.flush_s) if census else None,
         )
         began = time.perf_counter()
         self._attach(members)
         attach_ms = (time.perf_counter() - began) * 1e3
         source.facts.update(load_ms=round(loading.milliseconds, 1), attach_ms=round(attach_ms, 1))
-        self._sampling = Sampling(self._sample)
+        # What a census does not read out in time is not known by time.
+        self._sampler_thread = SamplerThread(self._sample, preferred=self._census_reader is not None)
         source.start_ns = monotonic_ns()
         source.anchors.append(read_anchor())
         source.probes = list(self._attachments.names)
         writer.save_manifest()
+
+    _census_reader: CensusReader | None = None
+
+    def _begin_census(self, columns: EventColumns, objects: KernelObjects) -> Census:
+        began_ns, interval_ns = monotonic_ns(), int(self._options.interval_s * 1e9)
+        self._readouts: list[Counts | Live] = []
+        self._census_reader = CensusReader(self._programs, began_ns, interval_ns)
+        return Census(
+            self._census_reader,
+            columns,
+            objects,
+            self._interner,
+            self.processes,
+            self.exits,
+            origin_ns=began_ns,
+            interval_ns=interval_ns,
+            sampled=self._options.sample_bytes > 0,
+        )
+
+    def _read_counts(self) -> int:
+        """Take what a census has counted; the time of it. Counts are handed on in the order of their times."""
+        if self._census_reader is None:
+            return monotonic_ns()
+        with self._counting:
+            ts_ns = monotonic_ns()
+            counts = self._census_reader.counts(ts_ns)
+            with self._lock:
+                self._readouts.append(counts)
+        return ts_ns
+
+    def _read_live(self, *, last: bool = False) -> None:
+        if self._census_reader is not None:
+            live = self._census_reader.live(monotonic_ns(), sweep=not last)
+            with self._lock:
+                self._readouts.append(live)
 
     def _add_member(self, pid: int, role: str) -> None:
         scope.add_target(self._targets, pid)
@@ -163,6 +225,8 @@ class Session:
         for path in self._libraries:
             if self._functions.wants(path):
                 self._functions.attach(path)
+        if self._command is not None:
+            self._marks.attach(str(NVTX_LIBRARY))
         pids = self._roots + members
         if self._options.everyone:
             pids = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and int(p.name) != os.getpid()]
@@ -172,15 +236,17 @@ class Session:
             if self._options.everyone:
                 self._python.seed(pid)
             for path in mapped_libraries(pid):
+                self._marks.attach(path)
                 if self._functions.wants(path):
                     self._functions.attach(path)
         tracepoints.attach_all(self._programs, self._attachments)
 
     def _on_map(self, event: SideBandEvent) -> None:
         """A library was mapped while the recording runs: attach to it, whoever mapped it (probes are by file)."""
-        if self._functions.wants(event.text):
+        if self._functions.wants(event.text) or is_injection_library(event.text):
             for path in (f"/proc/{event.pid}/root{event.text}", event.text):
                 if Path(path).exists():
+                    self._marks.attach(path)
                     count = self._functions.attach(path)
                     if count:
                         late = (monotonic_ns() - event.ts_ns) / 1e6
@@ -194,9 +260,16 @@ class Session:
 
     def drain(self) -> None:
         """Read all rings once and hand a batch to the sink when it is due."""
+        launches = self._launches.read_launches() if self._launches else []
+        readouts: list[Counts | Live] = []
+        if self._census_reader is not None:
+            with self._lock:  # before the rings: they then hold all that was before these readouts
+                readouts, self._readouts = self._readouts, []
         objects = self._mem_ring.read()
         # After the objects: whatever ended before these frees is then in the calls already.
         calls = self._call_ring.read()
+        marks = self._mark_ring.read()
+        kernels = self._launches.read_kernels() if self._launches else []
         side_band = self._side_band.read()
         # Before its stacks: a process is known by its mapping. After all events: a stack is sent before what names it.
         self._python.follow(side_band)
@@ -211,10 +284,15 @@ class Session:
                 batch.objects.append(objects)
             if len(calls):
                 batch.calls.append(calls)
+            if len(marks):
+                batch.marks.append(marks)
             batch.side_band += side_band
-            self._batch_rows += len(objects) + len(calls)
+            batch.kernels += kernels
+            batch.launches += launches
+            self._batch_rows += len(objects) + len(calls) + len(marks)
+            batch.readouts += readouts
             due = time.monotonic() - self._flushed_at >= self._options.flush_s
-            if self._batch_rows < BATCH_ROWS and not due:
+            if self._batch_rows < BATCH_ROWS and not due and not readouts:
                 return
         self._flush()
 
@@ -231,11 +309,15 @@ class Session:
         self.sink.put(batch)
 
     def request_sample(self) -> None:
-        """Ask the sampler thread for one reading."""
-        self._sampling.request()
+        """Ask the sampler thread for one reading. While it is behind, what a census has counted is read here: the
+        samplers make many short system calls, each of which may wait for another thread."""
+        if self._sampler_thread.busy:
+            self._read_counts()
+        else:
+            self._sampler_thread.request()
 
     def _sample(self, everything: bool) -> None:
-        ts_ns = monotonic_ns()
+        ts_ns = self._read_counts()
         if self._options.cgroup:
             for pid in scope.cgroup_members(self._options.cgroup):
                 if not self.processes.belongs(pid):
@@ -243,6 +325,7 @@ class Session:
         tables = [self._samplers.read(ts_ns, everything=everything), self._rss_samples(ts_ns)]
         with self._lock:
             self._batch.samples += [table for table in tables if table.num_rows]
+        self._read_live()
 
     def _rss_samples(self, ts_ns: int) -> pa.Table:
         """Highest resident-set figures since the start, exact, from the rss_stat tracepoint."""
@@ -285,11 +368,14 @@ class Session:
     def finish(self, ended_by: str) -> list[Loss]:
         """Stop probes, write everything that is left and the final manifest; the losses of the recording."""
         ended_ns = monotonic_ns()
-        self._sampling.stop()
+        self._sampler_thread.stop()
         if self.sink.error is None:
-            self._sampling.read_now(everything=True)
+            self._sampler_thread.read_now(everything=True)
         if self._recursion is None:
             self.detach()
+        if self.sink.error is None:
+            self._read_counts()
+            self._read_live(last=True)
         for _ in range(64):
             before = self.read_events
             self.drain()
@@ -297,13 +383,14 @@ class Session:
                 break
         self._flush()
         self.sink.close()
+        lines = Lines(self._writer, self._spaces)
         source = self._source
         source.end_ns = ended_ns
         source.anchors.append(read_anchor())
         source.exit_status = self._command.status if self._command else None
         source.probes = list(self._attachments.names)
         source.facts.update(self._facts())
-        losses = self._losses()
+        losses = self._losses(lines)
         pids = self.totals.pids - {os.getpid()}
         # After an error too: what is small may still find room, and says what is missing.
         for name, rows in (
@@ -320,6 +407,8 @@ class Session:
             self._writer.finish(complete=self.sink.error is None, reason=reason)
         except OutputIncompleteError as error:
             self.sink.error = self.sink.error or error
+        if self.sink.error is None:
+            self.notes += lines.put_in_place()
         return losses
 
     def _facts(self) -> dict[str, Any]:
@@ -331,24 +420,31 @@ class Session:
             "slab_cache_question": self._cache_of.reason or "bpf_get_kmem_cache",
             "functions_attached": self._functions.attached,
             "functions_single_stepped": self._functions.stepped,
+            "segments": segments_of(self._spaces),
             "notes": self.notes,
         }
 
-    def _losses(self) -> list[Loss]:
-        losses = self._counters.losses() + (self._recursion or [])
+    def _losses(self, lines: Lines) -> list[Loss]:
+        losses = self._counters.losses() + self._counters.left_out() + (self._recursion or [])
+        if self._small.small_objects:
+            detail = f"mappings smaller than --min-size: {self._small.small_bytes:,} bytes"
+            losses.append(Loss("mappings", "below_min_size", self._small.small_objects, detail))
         losses += [Loss(probe, what, count, detail) for probe, what, count, detail in self._samplers.losses()]
-        losses += self._sampling.losses()
+        losses += self._sampler_thread.losses()
         losses += [Loss(probe, "attach_failed", 1, reason) for probe, reason in self._attachments.failed]
+        losses += self._launches.losses() if self._launches else []
         if self._side_band.lost:
             losses.append(Loss("side-band", "sideband_lost", self._side_band.lost, "mappings or forks not seen"))
-        if self._interner.unresolved_frames:
-            losses.append(
-                Loss("symbols", "symbol_unresolved", self._interner.unresolved_frames, "frames without a name")
-            )
+        if unresolved := self._interner.unresolved_frames - lines.named:
+            losses.append(Loss("symbols", "symbol_unresolved", unresolved, "frames without a name"))
+        losses += lines.losses()
         unnamed = self._python.unavailable
         if unnamed:
             detail = "stacks: " + "; ".join(f"{count} {reason}" for reason, count in unnamed.most_common())
             losses.append(Loss("python frames", "python_frames_unavailable", unnamed.total(), detail))
+        if self._mark_rows.unknown:
+            detail = "ranges without a name: they began before the recording, or their beginning was lost"
+            losses.append(Loss("NVTX ranges", "mark_lost", self._mark_rows.unknown, detail))
         if self._interner.missing_stacks:
             losses.append(Loss("stack maps", "stack_miss", self._interner.missing_stacks, "stacks gone when read"))
         return losses
@@ -366,10 +462,12 @@ class Session:
 
     def close(self) -> None:
         """Give everything back; safe to call twice and after an error."""
-        self._sampling.stop()
+        self._sampler_thread.stop()
         self._attachments.close()
         if self.sink.error is None:
             self.sink.close()
+        if self._launches:
+            self._launches.close()
         self._samplers.close()
         self._side_band.close()
         self._cache_of.close()

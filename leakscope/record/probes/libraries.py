@@ -18,9 +18,11 @@ from leakscope.record.loader import LoadedPrograms
 from leakscope.record.probes.entry_points import LONGEST_ENTRY_BYTES, EntryPoint, entry_point
 from leakscope.record.probes.functions import FUNCTIONS, LIBRARY_PATTERNS
 from leakscope.record.probes.tracepoints import Attachments
-from leakscope.record.symbols.elf import ElfFile
+from leakscope.symbols.elf import ElfFile
 
-ENTRY, RETURN = "on_function_entry", "on_function_return"
+PROGRAMS = {"kernel": ("on_kernel_entry", "on_kernel_return")}
+"""The entry and return programs of a group's functions, other than those of all others."""
+FUNCTION_PROGRAMS = ("on_function_entry", "on_function_return")
 
 
 def library_of(path: str) -> str | None:
@@ -89,19 +91,24 @@ class FunctionProbes:
         }
         if not found:
             return 0
-        wanted = [(offsets[FUNCTIONS[index].api] + entry.skipped_bytes, index) for index, entry in found.items()]
+        by_programs: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        for index, place in found.items():
+            programs = PROGRAMS.get(FUNCTIONS[index].group, FUNCTION_PROGRAMS)
+            offset = offsets[FUNCTIONS[index].api] + place.skipped_bytes
+            by_programs.setdefault(programs, []).append((offset, index))
         # Returns first: a call that enters before its return is probed would stay open.
-        for at_return in (True, False):
+        for (entry, at_return), places in by_programs.items():
             try:
-                self._attach(path, wanted, at_return)
+                self._attach(path, places, at_return, at_return=True)
+                self._attach(path, places, entry, at_return=False)
             except OSError as error:
                 self._attachments.failed.append((f"uprobe:{path}", str(error.strerror)))
                 return 0
-        self.attached[path] = len(wanted)
-        self._tell_stepped(path, {FUNCTIONS[index].api: entry for index, entry in found.items()})
+        self.attached[path] = len(found)
+        self._tell_stepped(path, {FUNCTIONS[index].api: place for index, place in found.items()})
         how = "" if self._multi else ", a perf event each"
-        self._attachments.names.append(f"uprobe:{path} ({len(wanted)} functions{how})")
-        return len(wanted)
+        self._attachments.names.append(f"uprobe:{path} ({len(found)} functions{how})")
+        return len(found)
 
     def _tell_stepped(self, path: str, entries: dict[str, EntryPoint]) -> None:
         """Warn, once a file, of functions whose probe costs many times the usual, with the price on this host."""
@@ -124,8 +131,17 @@ class FunctionProbes:
         costs = worst.text() if worst is not None else "some 10 µs a call (not measured on this host)"
         self._warn(f"{stepped[0]}{several} in {path}: the probe is single-stepped: {costs}")
 
-    def _attach(self, path: str, wanted: list[tuple[int, int]], at_return: bool) -> None:
-        program = RETURN if at_return else ENTRY
+    def attach_program(self, program: str, path: str, wanted: list[tuple[int, int]]) -> None:
+        """Attach another uprobe program to entries (file offset, cookie) of a file. Raises OSError."""
+        self._attach(path, wanted, program, at_return=False)
+        how = "" if self._multi else ", a perf event each"
+        self._attachments.names.append(f"uprobe:{path} ({len(wanted)} functions{how})")
+
+    def failed(self, path: str, error: Exception) -> None:
+        """Note that a file could not be attached to."""
+        self._attachments.failed.append((f"uprobe:{path}", str(getattr(error, "strerror", None) or error)))
+
+    def _attach(self, path: str, wanted: list[tuple[int, int]], program: str, *, at_return: bool) -> None:
         if self._multi:
             fd = self._programs.program(program, "uprobe")
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from leakscope.model.recording import Loss
-from leakscope.record.sampling import Sampling
+from leakscope.record.sampler_thread import SamplerThread
 
 
 def test_a_reading_that_fails_is_counted_and_the_next_one_is_taken() -> None:
@@ -19,22 +19,22 @@ def test_a_reading_that_fails_is_counted_and_the_next_one_is_taken() -> None:
         if len(taken) <= 2:
             raise ValueError("no such counter")
 
-    sampling = Sampling(read)
+    sampler = SamplerThread(read)
     for _ in range(3):
         done.clear()
-        sampling.request()
+        sampler.request()
         assert done.wait(30)
-    sampling.stop()
-    sampling.read_now(everything=True)
+    sampler.stop()
+    sampler.read_now(everything=True)
     # then all were tried, and the two are told with their reason
     assert taken == [False, False, False, True]
-    assert sampling.losses() == [Loss("samplers", "sampler_error", 2, "ValueError: no such counter")]
+    assert sampler.losses() == [Loss("samplers", "sampler_error", 2, "ValueError: no such counter")]
 
 
-def test_a_sampling_that_stopped_reads_no_more_on_request() -> None:
+def test_a_sampler_that_stopped_reads_no_more_on_request() -> None:
     taken: list[bool] = []
-    sampling = Sampling(taken.append)
-    sampling.stop()
-    sampling.stop()
-    sampling.request()
-    assert taken == [] and sampling.losses() == []
+    sampler = SamplerThread(taken.append)
+    sampler.stop()
+    sampler.stop()
+    sampler.request()
+    assert taken == [] and sampler.losses() == []
