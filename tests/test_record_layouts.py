@@ -55,7 +55,7 @@ def definitions() -> str:
     """The structures and enumerations of the programs' headers, without comments, maps and code."""
     text = "".join((bpf_programs.DIRECTORY / name).read_text() for name in HEADERS)
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-    return "\n".join(re.findall(r"^(?:struct|enum) \w+ \{[^{}]*\};", text, re.MULTILINE))
+    return "\n".join(re.findall(r"^(?:struct|enum) \w+ \{(?:[^{}]|\{[^{}]*\})*\};", text, re.MULTILINE))
 
 
 @pytest.fixture(scope="module")
