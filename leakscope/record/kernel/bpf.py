@@ -140,6 +140,8 @@ class Map:
 
     def batches(self, batch: int = 4096) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The arrays of :meth:`read_all` piece by piece, so that a map of millions is never in memory at once."""
+        import numpy as np
+
         cursor_in, cursor_out = (
             ctypes.create_string_buffer(max(4, self.key_bytes)),
             ctypes.create_string_buffer(max(4, self.key_bytes)),
