@@ -64,7 +64,11 @@ def source_for_bcc() -> str:
     text = joined_source()
     for pattern, method in _MAP_CALLS:
         text = pattern.sub(method, text)
-    left = re.search(r"bpf_\w+\([^;]*&(?:(?:mem|call|mark)_ring|python_\w+|thread_marks|live|sites|stacks)\b", text)
+    left = re.search(
+        r"bpf_\w+\([^;]*&(?:(?:mem|call|mark|dump)_ring|python_\w+|thread_marks|unwound_paths|open_returns|live|sites"
+        r"|stacks)\b",
+        text,
+    )
     if left:
         raise ValueError(f"a map helper that bcc does not know: {left.group(0)}")
     return text

@@ -11,6 +11,7 @@
 #define CONFIG_MEM_RING_BYTES 4096
 #define CONFIG_CALL_RING_BYTES 4096
 #define CONFIG_MARK_RING_BYTES 4096
+#define CONFIG_DUMP_RING_BYTES 4096
 #define CONFIG_LIVE_ENTRIES 1024
 #define CONFIG_PAGE_ENTRIES 1024
 #define CONFIG_RANGE_ENTRIES 1024
@@ -59,6 +60,8 @@ struct config {
 	u64 mode;
 	u64 min_size;
 	u64 sample_bytes;
+	u64 unwind;
+	u64 cpus;
 };
 
 const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
@@ -98,4 +101,6 @@ const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
 #define CONFIG_MODE config.mode
 #define CONFIG_MIN_SIZE config.min_size
 #define CONFIG_SAMPLE_BYTES config.sample_bytes
+#define CONFIG_UNWIND config.unwind
+#define CONFIG_CPUS config.cpus
 #endif

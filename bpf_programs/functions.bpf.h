@@ -9,12 +9,24 @@
 #include "launches.bpf.h"
 #include "census.bpf.h"
 #include "python.bpf.h"
+#include "unwind.bpf.h"
 #include "ranges.bpf.h"
 #include "sampling.bpf.h"
 #include "sizes.bpf.h"
 
 enum addr_how { ADDR_NONE = 0, ADDR_OUT = 1, ADDR_RETURN = 2, ADDR_ARG = 3 };
 enum success { SUCCESS_ZERO = 0, SUCCESS_NON_NULL = 1, SUCCESS_ALWAYS = 2 };
+
+/* Stack dumps are for outermost calls that allocate or launch; of malloc's only where all are asked for. */
+static inline int takes_dump(struct function_spec *spec, struct call_in_flight *call)
+{
+	if (CONFIG_UNWIND == UNWIND_NONE || call->parent_id)
+		return 0;
+	if (spec->space == SPACE_HEAP && CONFIG_UNWIND != UNWIND_ALL)
+		return 0;
+	return spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC || spec->role == ROLE_LAUNCH_DRIVER ||
+	       spec->role == ROLE_LAUNCH_RUNTIME;
+}
 
 PROGRAM("uprobe")
 int on_function_entry(struct pt_regs *ctx)
@@ -69,7 +81,12 @@ int on_function_entry(struct pt_regs *ctx)
 	}
 	family = spec->space == SPACE_HEAP ? OWNER_HEAP : OWNER_DEVICE;
 	call.nested = (call.enclosing_owner & family) != 0;
-	call.user_stack = spec->log_call || !call.nested ? user_stack_id(ctx) : -1;
+	if (takes_dump(spec, &call))
+		call.user_stack = unwound_stack(ctx, (char *)ctx, SHARE_FUNCTIONS);
+	else
+		call.user_stack = spec->log_call || !call.nested ? user_stack_id(ctx) : -1;
+	if (CONFIG_UNWIND == UNWIND_ALL)
+		open_return(call.sp, call.caller);
 	if (!call.nested && (spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC))
 		call.python_stack = python_stack();
 	if ((spec->role == ROLE_FREE || spec->role == ROLE_REALLOC) && !call.nested) {
@@ -165,6 +182,8 @@ int on_function_return(struct pt_regs *ctx)
 
 	if (!spec || !spec->enabled)
 		return 0;
+	if (CONFIG_UNWIND == UNWIND_ALL)
+		close_return(REG_SP(ctx));
 	key.tid = tid;
 	key.function = function;
 	in_flight = bpf_map_lookup_elem(&calls_in_flight, &key);

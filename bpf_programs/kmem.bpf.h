@@ -9,6 +9,7 @@
 #include "census.bpf.h"
 #include "python.bpf.h"
 #include "sampling.bpf.h"
+#include "unwind.bpf.h"
 
 static inline void send_mem(u64 addr, struct live_object *object, u64 now, u8 op, u8 cause)
 {
@@ -84,18 +85,6 @@ static inline struct site_state *new_site(struct allocation *what)
 	return bpf_map_lookup_elem(&site_states, key);
 }
 
-static inline void refill(struct bucket *bucket, u64 now, u64 every_shift, u64 most)
-{
-	u64 earned = (now - bucket->refilled_ns) >> every_shift;
-
-	if (!earned)
-		return;
-	bucket->refilled_ns = now;
-	bucket->tokens += earned;
-	if (bucket->tokens > most)
-		bucket->tokens = most;
-}
-
 /* Weight of this allocation's stacks: 1 takes its own, N was picked 1 in N at random and speaks for the rest, 0 takes
  * none. Never another allocation's stack. A site has a bucket of stacks on each CPU, so that every allocation of a slow
  * site takes its own; the CPU has one for all sites, and while that is empty a site's stacks cost
@@ -144,7 +133,7 @@ static inline void describe(void *ctx, struct live_object *object, struct site_s
 	object->weight = stack_weight(state, now);
 	if (object->weight) {
 		object->kernel_stack = kernel_stack_id(ctx);
-		object->user_stack = user_stack_id(ctx);
+		object->user_stack = CONFIG_UNWIND == UNWIND_ALL ? unwound_stack_of_task(ctx) : user_stack_id(ctx);
 		if (object->user_stack >= 0)
 			object->caller = word_at_syscall_sp();
 		object->python_stack = python_stack();

@@ -4,12 +4,13 @@
 #pragma once
 #include "marks.bpf.h"
 #include "python.bpf.h"
+#include "unwind.bpf.h"
 
 #define MAP_FIXED_FLAG 0x10
 
 static inline void map_stacks(void *ctx, struct map_call_in_flight *in)
 {
-	in->user_stack = user_stack_id(ctx);
+	in->user_stack = CONFIG_UNWIND == UNWIND_ALL ? unwound_stack_of_task(ctx) : user_stack_id(ctx);
 	if (in->user_stack >= 0)
 		in->caller = word_at_syscall_sp();
 	in->python_stack = python_stack();

@@ -182,7 +182,10 @@ enum counter {
 	COUNT_SMALL_BYTES = 25,
 	COUNT_UNSAMPLED_OBJECTS = 26, /* allocations that the sampling by bytes passed over, and their bytes */
 	COUNT_UNSAMPLED_BYTES = 27,
-	COUNTERS = 28,
+	COUNT_DUMP_DROPPED = 28,    /* stack dumps lost to a full ring */
+	COUNT_DUMP_SKIPPED = 29,    /* not dumped: the CPU's share was used up */
+	COUNT_DUMP_SEQUENCE = 30,
+	COUNTERS = 31,
 };
 
 /* Which words of a kernel's parameters to read: put here by user space once it knows them. */
@@ -231,6 +234,8 @@ struct python_process {
 	u16 frame_previous;
 	u16 frame_owner;
 	u16 frame_bytes;     /* what is read of a frame: up to its last member here */
+	u16 frame_is_entry;  /* whether C code called it; PYTHON_NO_OFFSET where a frame without code says so */
+	u16 pad[3];
 };
 
 struct python_thread { /* by thread: its PyThreadState, or where the search for it goes on */
@@ -254,6 +259,24 @@ struct mark_arguments { /* of a function of the NVTX library */
 	u64 domain;
 	u32 number;
 	u32 outer;
+};
+
+struct path_key {
+	u64 sp;
+	u64 ip;
+	u32 pid;
+	u32 tag;             /* 0, or mixed from the words at the branches that led here */
+};
+
+enum path_sizes { PATH_WORDS = 256, PATH_REGISTERS = 12, PATH_BRANCHES = 8, PATH_BRANCH = 65535 };
+
+struct unwound_path { /* what decided how a dump was unwound, and the dump's id */
+	u32 id;
+	u16 words;           /* PATH_BRANCH: several paths lead on from here, told apart by the word at places[0] */
+	u16 checked_registers; /* bits of `registers` that matter */
+	u64 registers[PATH_REGISTERS]; /* as they lie in struct pt_regs from REG_SAVED_OFFSET on */
+	u64 values[PATH_WORDS];
+	u16 places[PATH_WORDS]; /* bytes above the stack pointer */
 };
 
 struct rss_key {
@@ -353,3 +376,9 @@ HASH(python_processes, u32, struct python_process, 16384);
 HASH(python_threads, u32, struct python_thread, 32768);
 LRU_HASH(python_stacks, u64, u32, 32768);
 PERCPU_ARRAY(python_scratch, struct python_scratch, 1);
+
+/* Stack dumps */
+RING(dump_ring, CONFIG_DUMP_RING_BYTES);
+PERCPU_ARRAY(dump_budget, struct bucket, 2); /* by enum dump_share */
+LRU_HASH(unwound_paths, struct path_key, struct unwound_path, 4096);
+LRU_HASH(open_returns, u32, struct open_returns, 16384);

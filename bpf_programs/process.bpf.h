@@ -79,6 +79,7 @@ int on_process_exit(struct raw_tracepoint_args *ctx)
 	bpf_map_delete_elem(&thread_marks, &tid);
 	if (CONFIG_MODE == MODE_CENSUS)
 		bpf_map_delete_elem(&outermost_calls, &tid);
+	bpf_map_delete_elem(&open_returns, &tid);
 	if (!in_scope(tgid))
 		return 0;
 	if (CONFIG_EXIT_HAS_GROUP_DEAD)

@@ -109,6 +109,8 @@ static inline long next_python_frame(u32 turn, struct python_walk *walk)
 	if (owner < PYTHON_C_OWNER) { /* the low bits of a stack reference are a tag (3.14, pycore_stackref.h) */
 		code = frame_word(scratch, process->frame_code) & ~7ULL;
 		instruction = frame_word(scratch, process->frame_instruction);
+		if (process->frame_is_entry != PYTHON_NO_OFFSET && ((u8 *)scratch->frame)[process->frame_is_entry & 127])
+			code |= 1;
 	}
 	out->code = code;
 	out->instruction = instruction;

@@ -86,7 +86,8 @@ struct call_record { /* 136 bytes */
 enum python_frames { PYTHON_FRAMES = 64 };
 
 struct python_frame {
-	u64 code;            /* address of the code object, 0 for a frame of the interpreter's own */
+	u64 code;            /* address of the code object, 0 for a frame of the interpreter's own: C code called the
+	                      * frame before it. 3.11 has none such, there bit 0 is set in those that C code called. */
 	u64 instruction;     /* address of the instruction that runs or calls */
 };
 
@@ -146,6 +147,34 @@ struct kernel_record { /* 1024 bytes */
 	u32 name_bytes;      /* with the final 0; 0: not read, KERNEL_NAME_BYTES: cut off */
 	u64 pad;
 	char name[KERNEL_NAME_BYTES];
+};
+
+/* A stack dump, sent before the first event that names its id. */
+enum dump_sizes {
+	STACK_DUMP_BIT = 1 << 29, /* in `user_stack`: the id of a dump, not of the stack map */
+	DUMP_BYTES = 16384,
+	DUMP_REGISTERS = 34,      /* words of struct pt_regs that user mode has, on the architecture with most */
+	OPEN_RETURNS = 4,
+};
+
+struct open_return {
+	u64 sp;              /* where the return address of the call stood, 0 = none */
+	u64 caller;          /* that address: a probe of the return replaces it on the stack */
+};
+
+struct open_returns {
+	struct open_return calls[OPEN_RETURNS]; /* innermost first */
+};
+
+struct dump_record { /* 16,744 bytes */
+	u64 ts_ns;
+	u32 id;
+	u32 pid;
+	s32 user_stack;      /* by frame pointers: what counts where the dump cannot be unwound */
+	u32 bytes;           /* of `stack` that could be read; what is behind them is no one's */
+	u64 registers[DUMP_REGISTERS]; /* struct pt_regs */
+	struct open_returns open;
+	u64 stack[DUMP_BYTES / 8]; /* from the stack pointer upwards */
 };
 
 enum call_flag { CALL_NESTED = 1, CALL_PARTIAL = 2, CALL_IN_HEAP = 4 };

@@ -127,7 +127,7 @@ def test_the_culprit_is_behind_templates_inlined_into_the_application() -> None:
     assert found is not None and found.text == "app::append(int) (app.cpp:3)"
     assert ALLOCATOR.fullmatch(stack[-1].function)
     # and where all is plumbing, it is a function with code of its own
-    assert culprit(stack[2:4] + [Frame("mmap", "mmap64.c", 46, "/lib/libc.so.6", 4)], [], []) is not None
+    assert culprit([*stack[2:4], Frame("mmap", "mmap64.c", 46, "/lib/libc.so.6", 4)], [], []) is not None
     inside = [
         Frame("mmap", "mmap64.c", 46, "/lib/libc.so.6", 4),
         Frame("inner", "x.h", 1, "/lib/libc.so.6", 0, "inlined"),

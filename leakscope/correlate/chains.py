@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from leakscope.correlate.mixed_stacks import merge
 from leakscope.correlate.nesting import Nesting
 from leakscope.correlate.sites import folded_cache
 from leakscope.correlate.stacks import Frame, Stacks
@@ -36,7 +37,7 @@ def build_chain(site: Site, row: pd.Series, stacks: Stacks, nested: Nesting, ran
     calls = _calls(site, row, nested)
     entry = entry_of(kernel)
     inner = [] if site.layer == "kernel" else [site.api, *(call.name for call in calls)]
-    frames = _without_calls([*python, *user], {entry, *inner})
+    frames = _without_calls(merge(user, python), {entry, *inner} - {""})
     if ranges:  # they say it already
         frames = [frame for frame in frames if not frame.file.endswith(RANGE_WRAPPERS)]
     links = [link("frame", frame.text) for frame in frames]

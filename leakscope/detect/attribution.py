@@ -17,6 +17,7 @@ from leakscope.correlate.chains import build_chain
 from leakscope.correlate.divergence import freeing_sites, shared_with_freeing
 from leakscope.correlate.lives import process_lives, source_bounds
 from leakscope.correlate.marks import range_links, site_ranges
+from leakscope.correlate.mixed_stacks import merge, unify_stacks
 from leakscope.correlate.nesting import nesting
 from leakscope.correlate.sites import Holdings, folded_cache, holdings, merge_sites
 from leakscope.correlate.stacks import Stacks
@@ -65,6 +66,7 @@ def attribute(con: duckdb.DuckDBPyConnection, manifest: Manifest, options: Optio
     The same capture and options give the same report. Raises duckdb.Error for data that cannot be computed
     with.
     """
+    unify_stacks(con)
     bounds = source_bounds(con, manifest.sources)
     lives = process_lives(con, bounds)
     starts = dict(zip(bounds["source_id"], bounds["start_ns"], strict=True))
@@ -228,7 +230,7 @@ def _names(row: pd.Series, stacks: Stacks, in_call: set[tuple[int, int, int]], s
     user, python = stacks[row["user_stack"]], stacks[row["python_stack"]]
     kernel = stacks[row["kernel_stack"]]
     frame = culprit(user, python, kernel, shared)
-    texts = tuple(f.text for f in [*python, *user, *kernel])
+    texts = tuple(f.text for f in [*merge(user, python), *kernel])
     identity = (row["kernel_stack"], row["user_stack"], row["python_stack"])
     return Names(
         culprit=frame.text if frame else "",

@@ -79,7 +79,8 @@ FRAMES = pa.schema(
         ("line", pa.int32()),
         ("module", pa.string()),
         ("build_id", pa.string()),
-        ("offset", pa.uint64()),  # file offset in the module; address of kernel and JIT frames; 0 where inlined
+        # File offset in the module; address of kernel and JIT frames; 0 where inlined; Python: 1 = C code called it.
+        ("offset", pa.uint64()),
         ("kind", TEXT),  # python, native, kernel; inlined into the native frame outside of it
     ]
 )

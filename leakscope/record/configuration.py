@@ -8,7 +8,8 @@ from typing import Any
 from leakscope.record import scope
 from leakscope.record.loader.base import ProgramConfig
 from leakscope.record.options import RecordOptions
-from leakscope.record.probes.nvtx import is_injected
+from leakscope.record.probes.nvtx import records_marks
+from leakscope.record.unwind.policy import unwind_policy
 
 _CALL_RING_BYTES = 8 << 20
 _LAUNCH_RING_BYTES = 16 << 20
@@ -16,15 +17,20 @@ _KERNEL_RING_BYTES = 8 << 20
 _LAYOUT_ENTRIES = 8192
 
 
-def program_config(options: RecordOptions) -> ProgramConfig:
-    """The constants and sizes of a recording. Imports nothing heavy: the programs load while the rest is imported."""
+def program_config(options: RecordOptions, limits: list[str], notes: list[str]) -> ProgramConfig:
+    """The constants and sizes of a recording. Imports nothing heavy: the programs load while the rest is imported.
+
+    :param limits: is told what the recording cannot say of a process.
+    :param notes: is told what this host cannot do of what is asked for.
+    """
     config = ProgramConfig(
         stacks=options.stacks,
+        unwind=unwind_policy(options.unwind, notes.append),
         mem_ring_bytes=options.ring_bytes,
         call_ring_bytes=_CALL_RING_BYTES,
         live_entries=options.live_entries,
         with_functions=True,
-        nvtx=_records_marks(options),
+        nvtx=records_marks(options, limits),
         **_launch_configuration(options),
         mode=options.mode,
         min_size=options.min_size,
@@ -34,17 +40,6 @@ def program_config(options: RecordOptions) -> ProgramConfig:
         config.mem_ring_bytes = mmap.PAGESIZE  # nothing is sent there
     scope.configure(options, config)
     return config
-
-
-def processes_without_marks(options: RecordOptions) -> list[int]:
-    """Of the processes to record those whose NVTX ranges cannot be had: they run without the library."""
-    return [pid for pid in options.pids if options.nvtx and not is_injected(pid)]
-
-
-def _records_marks(options: RecordOptions) -> bool:
-    """Whether NVTX ranges are recorded: of a process that runs already only if it has the library."""
-    some = len(processes_without_marks(options)) < len(options.pids)
-    return options.nvtx and (not options.pids or some or bool(options.command))
 
 
 def _launch_configuration(options: RecordOptions) -> dict[str, Any]:

@@ -31,6 +31,8 @@ _COUNTED = {
     "mark_threads_full": ("thread_marks", "mark_lost", "ranges of threads beyond those that can be followed at once"),
     "launch_dropped": ("launch_ring", "arguments_lost", "launches whose arguments were lost to a full ring"),
     "kernel_dropped": ("kernel_ring", "kernel_names_lost", "names or images of GPU kernels lost to a full ring"),
+    "dump_dropped": ("dump_ring", "native_unwind_unavailable", "stacks not unwound: lost to a full ring"),
+    "dump_skipped": ("dump budget", "native_unwind_unavailable", "stacks not unwound: more than a CPU may dump"),
     "page_user": ("on_mm_page_alloc", "page_user_not_streamed", "pages of user memory: in RSS samples, not events"),
     "free_unmatched": ("frees", "address_only_free", "frees of objects older than the recording or out of its scope"),
 }

@@ -20,6 +20,7 @@ class RecordOptions:
     stacks: str = "sampled"
     min_size: int = 0
     sample_bytes: int = 0
+    unwind: str = "gpu"
     launches: bool = False
     launch_args: int = 16  # words of a launch's parameters that are read, with `launches`
     malloc: bool = False

@@ -53,6 +53,8 @@ class Recorder:
         self._on_progress = on_progress or (lambda progress: None)
         self._stop_signal: int | None = None
         self._warnings: list[str] = []
+        self._limits: list[str] = []
+        self._notes: list[str] = []
         self._read_events = 0
 
     def run(self) -> Summary:
@@ -68,7 +70,7 @@ class Recorder:
         if options.cgroup:
             options.cgroup = scope.find_cgroup(options.cgroup)
         self._refuse_existing()
-        config = program_config(options)
+        config = program_config(options, self._limits, self._notes)
         # Forked first, while this process has no threads and no probes.
         environment, self._nvtx_limit = command_environment(os.environ, options.nvtx)
         command = Command(options.command, environment) if options.command else None
@@ -130,7 +132,7 @@ class Recorder:
         writer = CaptureWriter.create(place, Manifest(sources=[source]))
         session = None
         try:
-            session = Session(self._options, writer, source, command, loading)
+            session = Session(self._options, writer, source, command, loading, self._notes)
             if self._stop_signal is not None:
                 raise KeyboardInterrupt
             self._on_ready(price(self._options, session.functions_attached))
@@ -178,7 +180,7 @@ class Recorder:
             described["cgroup"] = str(options.cgroup)
         if command:
             described["command_pid"] = command.pid
-        limits = [self._nvtx_limit] if command and self._nvtx_limit else []
+        limits = [*([self._nvtx_limit] if command and self._nvtx_limit else []), *self._limits]
         return Source(
             id=SOURCE_ID,
             kind="recording",
@@ -195,6 +197,7 @@ class Recorder:
                 "stacks": options.stacks,
                 "min_size": options.min_size,
                 "sample_bytes": options.sample_bytes,
+                "unwind": options.unwind,
                 "launches": options.launches,
                 "launch_args": options.launch_args if options.launches else 0,
                 "malloc": options.malloc,

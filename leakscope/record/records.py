@@ -109,6 +109,25 @@ IDENTITY_KEY = np.dtype(
 )  # fmt: skip
 IDENTITY_COUNT = np.dtype([(name, "<u8") for name in ("allocated", "freed", "reused", "exited", "first_ns", "last_ns")])
 SAMPLE_GAPS = 4096
+DUMP_REGISTERS, OPEN_RETURNS, DUMP_BYTES = 34, 4, 16384
+DUMP_RECORD = np.dtype(
+    [
+        ("ts_ns", "<u8"), ("id", "<u4"), ("pid", "<u4"), ("user_stack", "<i4"), ("bytes", "<u4"),
+        ("registers", "<u8", (DUMP_REGISTERS,)), ("open", [("sp", "<u8"), ("caller", "<u8")], (OPEN_RETURNS,)),
+        ("stack", "<u8", (DUMP_BYTES // 8,)),
+    ]
+)  # fmt: skip
+"""16,744 bytes: registers and the top of a user stack."""
+
+PATH_KEY = np.dtype([("sp", "<u8"), ("ip", "<u8"), ("pid", "<u4"), ("tag", "<u4")])
+PATH_WORDS, PATH_REGISTERS, PATH_BRANCHES, PATH_BRANCH = 256, 12, 8, 65535
+UNWOUND_PATH = np.dtype(
+    [
+        ("id", "<u4"), ("words", "<u2"), ("checked_registers", "<u2"), ("registers", "<u8", (PATH_REGISTERS,)),
+        ("values", "<u8", (PATH_WORDS,)), ("places", "<u2", (PATH_WORDS,)),
+    ]
+)  # fmt: skip
+"""2,664 bytes: the words of a dump that decided how it was unwound."""
 
 RSS_KEY = np.dtype([("pid", "<u4"), ("member", "<u4")])
 RSS_VALUE = np.dtype([("last_bytes", "<u8"), ("peak_bytes", "<u8")])
@@ -130,12 +149,13 @@ MAP_MMAP, MAP_MUNMAP, MAP_MREMAP, MAP_BRK, MAP_MADVISE = range(5)
 # enum space
 SPACE_MEMORY, SPACE_HANDLE, SPACE_MAPPED, SPACE_HEAP, SPACE_ARRAY, SPACE_MAP_CALLS, SPACE_ENDING = range(7)
 STACK_OVERFLOW_BIT = 1 << 30
+STACK_DUMP_BIT = 1 << 29
 
 COUNTERS = (
     "mem_dropped", "call_dropped", "live_full", "live_busy", "stack_collision", "stack_fault", "free_unmatched",
     "page_user", "site_full", "call_map_full", "python_dropped", "python_busy", "live_entries", "site_sequence",
     "call_sequence", "python_sequence", "mark_dropped", "mark_too_deep", "mark_threads_full", "launch_dropped",
     "kernel_dropped", "identity_sequence", "identity_full", "live_swept", "small_objects", "small_bytes",
-    "unsampled_objects", "unsampled_bytes",
+    "unsampled_objects", "unsampled_bytes", "dump_dropped", "dump_skipped", "dump_sequence",
 )  # fmt: skip
 """Rows of the `counters` map, in the order of enum counter."""

@@ -21,7 +21,6 @@ from leakscope.record import records, sampling, scope
 from leakscope.record.census import Census, CensusReader, Counts, Live, Schedule
 from leakscope.record.child import Command
 from leakscope.record.clocks import monotonic_ns, read_anchor
-from leakscope.record.configuration import processes_without_marks
 from leakscope.record.decode.calls import Calls
 from leakscope.record.decode.columns import EventColumns
 from leakscope.record.decode.kernel_objects import KernelObjects
@@ -36,7 +35,7 @@ from leakscope.record.losses import Counters, losses_table, recursion_losses
 from leakscope.record.options import RecordOptions
 from leakscope.record.probes import tracepoints
 from leakscope.record.probes.libraries import FunctionProbes, libraries_before_start, mapped_libraries
-from leakscope.record.probes.nvtx import NVTX_LIBRARY, MarkProbes, is_injection_library, not_available
+from leakscope.record.probes.nvtx import NVTX_LIBRARY, MarkProbes, is_injection_library
 from leakscope.record.processes import Processes, process_exists
 from leakscope.record.python.stacks import PythonStacks
 from leakscope.record.ring import Ring
@@ -48,6 +47,7 @@ from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.symbols.kernel import KernelSymbols
 from leakscope.record.symbols.lines import Lines, allow_many_files, segments_of
+from leakscope.record.unwind.stacks import UnwoundStacks, unwind_losses
 
 SOURCE_ID = 0
 BATCH_ROWS = 150_000
@@ -58,7 +58,13 @@ class Session:
     """Probes, rings, samplers and the sink of one recording."""
 
     def __init__(
-        self, options: RecordOptions, writer: CaptureWriter, source: Source, command: Command | None, loading: Loading
+        self,
+        options: RecordOptions,
+        writer: CaptureWriter,
+        source: Source,
+        command: Command | None,
+        loading: Loading,
+        notes: list[str],
     ) -> None:
         """Attach. Raises what loading raised, BadInputError for a library without functions to probe."""
         self._options = options
@@ -66,15 +72,13 @@ class Session:
         self._source = source
         self._command = command
         self.warnings: list[str] = []
-        self.notes: list[str] = []
         self.read_events = 0
         self._lock = threading.Lock()
         self._counting = threading.Lock()
 
         config = loading.config
         self._config_scope = config.scope
-        source.limits += [not_available(pid) for pid in processes_without_marks(options)]
-        self.notes += source.limits
+        self.notes = [*notes, *source.limits]
         # Found while the programs still load.
         self._libraries = libraries_before_start(command.arguments, dict(os.environ)) if command is not None else []
         self._programs = loading.result()
@@ -126,6 +130,9 @@ class Session:
         self._rss = self._programs.map("rss")
         self._mem_ring = Ring(self._programs.map("mem_ring").fd, config.mem_ring_bytes, records.MEM_RECORD)
         self._call_ring = Ring(self._programs.map("call_ring").fd, config.call_ring_bytes, records.CALL_RECORD)
+        dump_ring = self._programs.map("dump_ring")
+        self._dump_ring = Ring(dump_ring.fd, dump_ring.entries, records.DUMP_RECORD)
+        self._unwound = UnwoundStacks(self._interner, self._spaces, self._programs.map("unwound_paths"))
         python_ring = self._programs.map("python_ring")
         mark_ring = self._programs.map("mark_ring")
         self._mark_ring = Ring(mark_ring.fd, mark_ring.entries, records.MARK_RECORD)
@@ -157,6 +164,7 @@ class Session:
             arguments=self._launches.arguments if self._launches else None,
             census=census,
             schedule=Schedule(options.interval_s, options.flush_s) if census else None,
+            unwound=self._unwound,
         )
         began = time.perf_counter()
         self._attach(members)
@@ -270,6 +278,8 @@ class Session:
         calls = self._call_ring.read()
         marks = self._mark_ring.read()
         kernels = self._launches.read_kernels() if self._launches else []
+        # After the events that name them, and before the mappings that they need.
+        dumps = self._dump_ring.read(at_most=1024)
         side_band = self._side_band.read()
         # Before its stacks: a process is known by its mapping. After all events: a stack is sent before what names it.
         self._python.follow(side_band)
@@ -291,6 +301,11 @@ class Session:
             batch.launches += launches
             self._batch_rows += len(objects) + len(calls) + len(marks)
             batch.readouts += readouts
+            if len(dumps):
+                if not batch.dumps and self.sink.put_dumps(batch.side_band, dumps):
+                    batch.side_band = []
+                else:
+                    batch.dumps.append(dumps)
             due = time.monotonic() - self._flushed_at >= self._options.flush_s
             if self._batch_rows < BATCH_ROWS and not due and not readouts:
                 return
@@ -368,6 +383,7 @@ class Session:
     def finish(self, ended_by: str) -> list[Loss]:
         """Stop probes, write everything that is left and the final manifest; the losses of the recording."""
         ended_ns = monotonic_ns()
+        lines = Lines(self._writer, self._spaces)
         self._sampler_thread.stop()
         if self.sink.error is None:
             self._sampler_thread.read_now(everything=True)
@@ -383,7 +399,7 @@ class Session:
                 break
         self._flush()
         self.sink.close()
-        lines = Lines(self._writer, self._spaces)
+        lines.look_up()
         source = self._source
         source.end_ns = ended_ns
         source.anchors.append(read_anchor())
@@ -417,6 +433,8 @@ class Session:
             + sum(self._counters.total(name) for name in ("mem_dropped", "call_dropped")),
             "events_read": self.read_events,
             "kmalloc_caches_by_size_and_flags": self._sites.caches_by_size_and_flags,
+            "stacks_dumped": self._unwound.dumps,
+            "stacks_unwound": self._unwound.unwound,
             "slab_cache_question": self._cache_of.reason or "bpf_get_kmem_cache",
             "functions_attached": self._functions.attached,
             "functions_single_stepped": self._functions.stepped,
@@ -445,6 +463,7 @@ class Session:
         if self._mark_rows.unknown:
             detail = "ranges without a name: they began before the recording, or their beginning was lost"
             losses.append(Loss("NVTX ranges", "mark_lost", self._mark_rows.unknown, detail))
+        losses += unwind_losses(self._options.unwind, self._unwound)
         if self._interner.missing_stacks:
             losses.append(Loss("stack maps", "stack_miss", self._interner.missing_stacks, "stacks gone when read"))
         return losses
@@ -469,6 +488,7 @@ class Session:
         if self._launches:
             self._launches.close()
         self._samplers.close()
+        self._unwound.close()
         self._side_band.close()
         self._cache_of.close()
         self._programs.close()

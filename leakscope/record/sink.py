@@ -1,8 +1,8 @@
 """From drained batches to parts on disk, in a thread of its own.
 
-Order matters: the side-band first (where files are mapped), then calls (which processes ended), then kernel objects
-(whose frees after an exit are marked), and on disk frames and stacks before the events that name them, so
-that a capture cut off at any moment resolves.
+Order matters: the side-band first (where files are mapped), then stack dumps, then calls (which processes ended), then
+kernel objects (whose frees after an exit are marked), and on disk frames and stacks before the events that name them,
+so that a capture cut off at any moment resolves.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from leakscope.record.ring import joined
 from leakscope.record.side_band import SideBandEvent
 from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
+from leakscope.record.unwind.stacks import UnwoundStacks
 
 MANIFEST_EVERY_NS = 5_000_000_000
 """How often the manifest is brought up to date, so that a power loss costs no more checksums than that."""
@@ -48,6 +49,7 @@ class Batch:
     calls: list[np.ndarray] = field(default_factory=list)
     objects: list[np.ndarray] = field(default_factory=list)
     marks: list[np.ndarray] = field(default_factory=list)
+    dumps: list[np.ndarray] = field(default_factory=list)
     samples: list[pa.Table] = field(default_factory=list)
     kernels: list[tuple[np.ndarray, list[Image | str | None]]] = field(default_factory=list)
     launches: list[np.ndarray] = field(default_factory=list)
@@ -76,6 +78,7 @@ class Sink:
         arguments: LaunchArguments | None = None,
         census: Census | None = None,
         schedule: Schedule | None = None,
+        unwound: UnwoundStacks | None = None,
     ) -> None:
         """With a `schedule` rows are gathered and written when it says so; without, at each batch."""
         self._writer = writer
@@ -90,6 +93,7 @@ class Sink:
         self._objects = objects
         self._marks = marks
         self._arguments = arguments
+        self._unwound = unwound
         self._queue: queue.Queue[Batch | None] = queue.Queue(maxsize=8)
         self._ended: dict[int, int] = {}
         self._manifest_saved_ns = 0
@@ -107,6 +111,17 @@ class Sink:
                 return
             except queue.Full:
                 continue
+
+    def put_dumps(self, side_band: list[SideBandEvent], dumps: np.ndarray) -> bool:
+        """Hand over stack dumps ahead of the events that name them, with all side-band events before; never waits.
+
+        The sooner their paths are known, the fewer are sent. False: not taken, the sink is behind.
+        """
+        try:
+            self._queue.put_nowait(Batch(0, side_band, dumps=[dumps]))
+        except queue.Full:
+            return False
+        return True
 
     def close(self) -> None:
         """Write what is queued and end the thread."""
@@ -153,6 +168,10 @@ class Sink:
     def _process(self, batch: Batch) -> None:
         self.follow(batch.side_band)
         tables: list[tuple[str, pa.Table]] = []
+        if self._unwound is not None and batch.dumps:
+            self._unwound.resolve(np.concatenate(batch.dumps))
+            if not batch.ts_ns:  # ahead of their events, with which the frames are written
+                return
         for records, images in batch.kernels if self._arguments else ():
             self._arguments.kernels.follow(records, images)  # type: ignore[union-attr]
         if batch.calls or batch.launches:

@@ -7,12 +7,11 @@ outer one at the place where the next inner one was called.
 
 from __future__ import annotations
 
+import bisect
 from ctypes import byref, c_int, c_size_t, c_void_p
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from leakscope.symbols import libdw
 from leakscope.symbols.demangle import MAX_NAME, demangle
@@ -63,21 +62,16 @@ class _Unit:
     die: Die
     scope: Die
     dies: list[Die] = field(default_factory=list)
-    functions: np.ndarray | None = None
+    functions: list[tuple[int, int, int]] | None = None
     files: tuple[c_void_p, int] | None = None
     directory: str | None = None
     blocks: dict[int, _Block] = field(default_factory=dict)
 
 
-def _sorted(rows: list[tuple[int, int, int]]) -> np.ndarray:
-    table = np.array(rows, np.uint64).reshape(-1, 3)
-    return table[np.argsort(table[:, 0], kind="stable")]
-
-
-def _find(table: np.ndarray, address: int) -> int | None:
-    """The third column of the row of (start, end, …) that holds an address."""
-    index = int(np.searchsorted(table[:, 0], np.uint64(address), "right")) - 1
-    return int(table[index, 2]) if index >= 0 and address < table[index, 1] else None
+def _find(table: list[tuple[int, int, int]], address: int) -> int | None:
+    """The third column of the row of (start, end, …), sorted, that holds an address."""
+    index = bisect.bisect_right(table, (address + 1,)) - 1
+    return table[index][2] if index >= 0 and address < table[index][1] else None
 
 
 class DwarfFile:
@@ -91,7 +85,7 @@ class DwarfFile:
         self._names: dict[int, str] = {}
         self._units = [_Unit(die, scope) for die, scope in libdw.units(self._handle)]
         # Not from .debug_aranges: clang writes none.
-        self._code = _sorted([(*r, i) for i, unit in enumerate(self._units) for r in libdw.ranges(unit.die)])
+        self._code = sorted((*r, i) for i, unit in enumerate(self._units) for r in libdw.ranges(unit.die))
 
     def __enter__(self) -> DwarfFile:
         return self
@@ -142,7 +136,7 @@ class DwarfFile:
             inside = block.inside
         return nest
 
-    def _read_functions(self, unit: _Unit) -> np.ndarray:
+    def _read_functions(self, unit: _Unit) -> list[tuple[int, int, int]]:
         """libdw's own search passes over functions inside of namespaces and types, where Rust has all of them."""
         rows: list[tuple[int, int, int]] = []
         waiting = [(unit.scope, 0)]
@@ -155,7 +149,7 @@ class DwarfFile:
                         unit.dies.append(die)
                 elif tag in _SCOPES and depth < MAX_DEPTH:
                     waiting.append((die, depth + 1))
-        return _sorted(rows)
+        return sorted(rows)
 
     def _read_block(self, unit: _Unit, tag: int, die: Die, depth: int) -> _Block:
         block = _Block(libdw.ranges(die))

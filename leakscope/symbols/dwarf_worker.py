@@ -33,7 +33,7 @@ class DwarfWorker:
     """
 
     def __init__(self, deadline: float = float("inf")) -> None:
-        self._deadline = deadline
+        self.deadline = deadline
         self._child: subprocess.Popen[bytes] | None = None
         self.overdue = False
 
@@ -64,7 +64,7 @@ class DwarfWorker:
         return found
 
     def _ask(self, question: dict[str, object]) -> dict[str, Any]:
-        child = self._child or self._start()
+        child = self._child or self.start()
         assert child.stdin and child.stdout
         try:
             child.stdin.write(json.dumps(question).encode() + b"\n")
@@ -84,7 +84,7 @@ class DwarfWorker:
         with selectors.DefaultSelector() as selector:
             selector.register(child.stdout, selectors.EVENT_READ)
             while not answer.endswith(b"\n"):
-                left = self._deadline - time.monotonic()
+                left = self.deadline - time.monotonic()
                 if left <= 0 or not selector.select(None if left == float("inf") else left):
                     self.overdue = True
                     raise ValueError("out of time")
@@ -94,7 +94,8 @@ class DwarfWorker:
                 answer += piece
         return bytes(answer)
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the child ahead of the first request."""
         # The same leakscope as this one, and nothing from the working directory. libdw asks debuginfod servers by
         # itself where these variables are set: nothing here goes to the network.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DEBUGINFOD_")}

@@ -27,6 +27,7 @@ FindFiles = Callable[[str, str], Sequence[SymbolFile]]
 NO_FILE = "no file with this build id was found"
 NO_BUILD_ID = "the module has no build id, so no file can be known to be the same"
 NO_DEBUG_INFO = "no debug information was found"
+UNUSABLE = "its debug information cannot be used"
 NO_ADDRESSES = "its debug file alone does not say where its code lay; add the module itself"
 
 
@@ -84,7 +85,7 @@ def _resolve(
         try:
             found = dict(zip(distinct, worker.frames(file.path, distinct), strict=True))
         except ValueError as error:
-            reason = f"its debug information cannot be used: {error}"
+            reason = f"{UNUSABLE}: {error}"
             continue
         for row, address in at.items():
             table.describe(row, found[address])

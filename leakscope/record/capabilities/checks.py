@@ -168,6 +168,17 @@ def check_libbpf(host: Host) -> Capability:
     return Capability("libbpf", "ok", f"libbpf.so.1, {version}", needed_for, True)
 
 
+def check_libdw(host: Host) -> Capability:
+    """Whether stack dumps can be unwound."""
+    from leakscope.record.unwind.libdw import LibdwUnavailableError, version
+
+    needed_for = "whole stacks of code without frame pointers (--unwind)"
+    try:
+        return Capability("libdw", "ok", f"libdw.so.1, {version()}", needed_for)
+    except LibdwUnavailableError as error:
+        return Capability("libdw", "missing", str(error), needed_for, remedies=remedies.LIBDW)
+
+
 def check_uprobes(host: Host) -> Capability:
     """Whether functions of user libraries can be probed, and by one link a library."""
     needed_for = "CUDA and malloc calls"
@@ -329,6 +340,7 @@ REQUIRED_CHECKS: tuple[Callable[[Host], Capability], ...] = (
 CHECKS: tuple[Callable[[Host], Capability], ...] = (
     *REQUIRED_CHECKS,
     check_uprobes,
+    check_libdw,
     check_side_band,
     check_other_processes,
     check_kernel_symbols,

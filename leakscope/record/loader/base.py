@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from leakscope.errors import NotCapableError
-from leakscope.record.kernel.bpf import Map
+from leakscope.record.kernel.bpf import Map, possible_cpus
 from leakscope.record.kernel.btf import KernelTypes
 from leakscope.record.kernel.syscalls import number
 from leakscope.record.kernel.tracefs import field_offsets
@@ -16,6 +16,7 @@ from leakscope.record.kernel.tracefs import field_offsets
 SCOPE_HOST, SCOPE_PROCESSES, SCOPE_CGROUP = 0, 1, 2
 STACK_POLICIES = {"none": 0, "sampled": 1, "all": 2}
 MODES = {"stream": 0, "census": 1}
+UNWIND_POLICIES = {"none": 0, "gpu": 1, "all": 2}
 
 
 @dataclass
@@ -29,6 +30,7 @@ class ProgramConfig:
     cgroup_id: int = 0
     cgroup_level: int = 0
     stacks: str = "sampled"
+    unwind: str = "none"
     # Stacks that a site may take on a CPU: one each 2^20 ns (954/s) with bursts of 256; all sites together one each
     # 2^16 ns (15,259/s, some 4 % of a CPU) with bursts of 4,096. While the latter is used up each costs a site 32.
     site_stack_every_shift: int = 20
@@ -40,6 +42,7 @@ class ProgramConfig:
     mem_ring_bytes: int = 64 << 20
     call_ring_bytes: int = 8 << 20
     mark_ring_bytes: int = 4 << 20
+    dump_ring_bytes: int = 16 << 20  # 1,000 stack dumps
     live_entries: int = 1 << 20
     page_entries: int = 1 << 17
     range_entries: int = 1 << 18
@@ -83,6 +86,7 @@ class ProgramConfig:
             "MEM_RING_BYTES": self.mem_ring_bytes,
             "CALL_RING_BYTES": self.call_ring_bytes,
             "MARK_RING_BYTES": self.mark_ring_bytes if self.nvtx else mmap.PAGESIZE,
+            "DUMP_RING_BYTES": self.dump_ring_bytes if self.unwind != "none" else mmap.PAGESIZE,
             "LIVE_ENTRIES": self.live_entries,
             "LIVE_DELETE_ABOVE": self.live_entries * 3 // 4 // cpus,
             "PAGE_ENTRIES": self.page_entries,
@@ -115,6 +119,8 @@ class ProgramConfig:
             "LAYOUT_ENTRIES": self.layout_entries,
             "PID_NUMBERS": types.member_offset("pid", "numbers") or 0,
             "HAS_LOOP": int(types.function_id("bpf_loop") is not None),
+            "UNWIND": UNWIND_POLICIES[self.unwind],
+            "CPUS": possible_cpus(),
         }
 
 

@@ -21,7 +21,7 @@ from leakscope.model.tables import TABLES
 from leakscope.record.symbols.address_space import AddressSpaces, Module
 from leakscope.symbols.debug_files import SymbolFile
 from leakscope.symbols.dwarf_worker import DwarfWorker
-from leakscope.symbols.symbolize import symbolize
+from leakscope.symbols.symbolize import UNUSABLE, symbolize
 
 MAX_SECONDS = 20.0
 """What the end of a recording may take longer for lines; `leakscope symbolize` finds the rest, without a limit."""
@@ -49,24 +49,40 @@ def segments_of(spaces: AddressSpaces) -> dict[str, list[list[int]]]:
 
 
 class Lines:
-    """Looks the lines up at once; :meth:`put_in_place` writes them when the capture is finished.
+    """Lines of one recording.
 
-    `named` frames had no name before. A failure costs the lines and leaves the capture as it was.
+    Construct it when the recording ends, :meth:`look_up` when frames and stacks are written, and :meth:`put_in_place`
+    when the capture is finished. A failure costs the lines and leaves the capture as it was.
     """
 
     def __init__(self, writer: CaptureWriter, spaces: AddressSpaces) -> None:
         self._writer = writer
-        self._modules = {(module.path, module.build_id): module for module in spaces.modules()}
+        self._modules: dict[tuple[str, str], Module] = {}
         self._result: Symbolized | None = None
         self._tables: dict[str, pa.Table] = {}
-        self.overdue = False
+        self._failure = ""
+        self._spaces = spaces
+        self._worker = DwarfWorker()
+        with contextlib.suppress(OSError):
+            self._worker.start()  # while the probes are detached, which is waiting
+
+    def look_up(self) -> None:
+        """Find what there is to be found, for at most MAX_SECONDS."""
+        self._worker.deadline = time.monotonic() + MAX_SECONDS
+        try:
+            with self._worker:
+                self._look_up()
+        except Exception as error:  # whatever it is, the recording must end as it would without lines
+            self._failure = f"{type(error).__name__}: {error}"
+
+    def _look_up(self) -> None:
         before = self._read()
-        if before:
-            with DwarfWorker(time.monotonic() + MAX_SECONDS) as worker:
-                frames, stacks, result = symbolize(before["frames"], before["stacks"], self._find, {}, worker)
-                self.overdue = worker.overdue
-            self._result = result
-            self._tables = {"frames": frames, "stacks": stacks} if result.changed else {}
+        if not before:
+            return
+        self._modules = {(module.path, module.build_id): module for module in self._spaces.modules()}
+        frames, stacks, result = symbolize(before["frames"], before["stacks"], self._find, {}, self._worker)
+        self._result = result
+        self._tables = {"frames": frames, "stacks": stacks} if result.changed else {}
 
     @property
     def named(self) -> int:
@@ -75,7 +91,9 @@ class Lines:
 
     def losses(self) -> list[Loss]:
         """What could have had lines."""
-        broken = [m for m in (self._result.missing if self._result else []) if "cannot be used" in m.reason]
+        if self._failure:
+            return [Loss("lines", "symbol_unresolved", 1, f"no lines were looked up: {self._failure}")]
+        broken = [m for m in (self._result.missing if self._result else []) if m.reason.startswith(UNUSABLE)]
         return [
             Loss("lines", "symbol_unresolved", missing.frames, f"lines of frames of {missing.module}: {missing.reason}")
             for missing in broken
