@@ -55,7 +55,8 @@ def attached(stacks: str, ring_bytes: int, *, everything: bool = False) -> Itera
         ring = Ring(programs.map("mem_ring").fd, ring_bytes, records.MEM_RECORD)
         try:
             if everything:
-                tracepoints.attach_classic(programs, attachments, tracepoints.PROCESS_LIVES)
+                tracepoints.attach_raw(programs, attachments, tracepoints.PROCESS_LIVES)
+                tracepoints.attach_classic(programs, attachments, tracepoints.RESIDENT_SETS)
                 tracepoints.attach_classic(programs, attachments, tracepoints.MAP_CALLS)
             tracepoints.attach_raw(programs, attachments, tracepoints.KERNEL_OBJECTS)
             yield Probes(programs, attachments, ring, losses.Counters(programs.map("counters")))

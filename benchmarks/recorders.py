@@ -103,7 +103,7 @@ class Recording:
         while not self._ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{self.tool.name} did not start recording: {self._messages.read_text()[-500:]}")
-            time.sleep(0.05)
+            time.sleep(0.01)
 
     def _manifest_started(self) -> bool:
         try:

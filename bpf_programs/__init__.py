@@ -22,6 +22,7 @@ NVTX_LIBRARY = DIRECTORY / "nvtx" / "libleakscope_nvtx.so"
 """The library that NVTX loads into a target (NVTX_INJECTION64_PATH): built by `make programs`, shipped in the wheel."""
 
 _INCLUDE = re.compile(r'^#include "(?P<name>[^"]+)"$', re.MULTILINE)
+_PROGRAM = re.compile(r'^PROGRAM\("(\w+)[^"]*"\).*\nint (\w+)\(', re.MULTILINE)
 _MAP_CALLS = [
     (re.compile(r"bpf_map_lookup_elem\(&(\w+), ([^,()]+)\)"), r"\1.lookup(\2)"),
     (re.compile(r"bpf_map_update_elem\(&(\w+), ([^,()]+), ([^,()]+), BPF_ANY\)"), r"\1.update(\2, \3)"),
@@ -45,6 +46,12 @@ def joined_source() -> str:
         return _INCLUDE.sub(lambda match: expand(match["name"]), text)
 
     return expand(MAIN_SOURCE)
+
+
+def programs() -> list[tuple[str, str]]:
+    """(function, kind) of each program; kinds are raw_tracepoint, tracepoint, uprobe."""
+    kinds = {"raw_tp": "raw_tracepoint", "uretprobe": "uprobe"}
+    return [(name, kinds.get(section, section)) for section, name in _PROGRAM.findall(joined_source())]
 
 
 def sources_id() -> int:

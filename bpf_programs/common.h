@@ -22,6 +22,18 @@ static inline void count_exactly(u32 which)
 		__sync_fetch_and_add(value, 1);
 }
 
+/* A number of this recording that no other caller gets: this CPU's next one with the CPU in its low twelve bits. The
+ * addition is one step, for an interrupt's probe or a thread that preempts this one may count between a load and a
+ * store. 0 where it cannot be had. */
+static inline u64 next_number(u32 sequence)
+{
+	u64 *value = bpf_map_lookup_elem(&counters, &sequence);
+
+	if (!value)
+		return 0;
+	return (__sync_fetch_and_add(value, 1) + 1) << 12 | (bpf_get_smp_processor_id() & 4095);
+}
+
 static inline u32 current_tgid(void)
 {
 	return bpf_get_current_pid_tgid() >> 32;

@@ -41,9 +41,8 @@ struct config {
 	u64 cache_name;
 	u64 cache_size;
 	u64 cache_object_size;
-	u64 newtask_pid;
-	u64 newtask_clone_flags;
-	s64 exit_group_dead;
+	u64 task_pid;
+	u64 exit_has_group_dead;
 	u64 nr_mmap;
 	u64 nr_munmap;
 	u64 nr_mremap;
@@ -55,6 +54,7 @@ struct config {
 	u64 task_thread_pid;
 	u64 pid_level;
 	u64 pid_numbers;
+	u64 has_loop;
 	u64 nvtx;
 	u64 launch_args; /* words of a launch's parameters that are read, 0 = none */
 	u64 mode;
@@ -83,9 +83,8 @@ const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
 #define CONFIG_CACHE_NAME config.cache_name
 #define CONFIG_CACHE_SIZE config.cache_size
 #define CONFIG_CACHE_OBJECT_SIZE config.cache_object_size
-#define CONFIG_NEWTASK_PID config.newtask_pid
-#define CONFIG_NEWTASK_CLONE_FLAGS config.newtask_clone_flags
-#define CONFIG_EXIT_GROUP_DEAD config.exit_group_dead
+#define CONFIG_TASK_PID config.task_pid
+#define CONFIG_EXIT_HAS_GROUP_DEAD config.exit_has_group_dead
 #define CONFIG_NR_MMAP config.nr_mmap
 #define CONFIG_NR_MUNMAP config.nr_munmap
 #define CONFIG_NR_MREMAP config.nr_mremap
@@ -96,6 +95,7 @@ const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
 #define CONFIG_TASK_THREAD_PID config.task_thread_pid
 #define CONFIG_PID_LEVEL config.pid_level
 #define CONFIG_PID_NUMBERS config.pid_numbers
+#define CONFIG_HAS_LOOP config.has_loop
 #define CONFIG_NVTX config.nvtx
 #define CONFIG_LAUNCH_ARGS config.launch_args
 #define CONFIG_MODE config.mode

@@ -17,17 +17,6 @@
 enum addr_how { ADDR_NONE = 0, ADDR_OUT = 1, ADDR_RETURN = 2, ADDR_ARG = 3 };
 enum success { SUCCESS_ZERO = 0, SUCCESS_NON_NULL = 1, SUCCESS_ALWAYS = 2 };
 
-static inline u64 next_call_id(void)
-{
-	u32 which = COUNT_CALL_SEQUENCE;
-	u64 *sequence = bpf_map_lookup_elem(&counters, &which);
-
-	if (!sequence)
-		return 0;
-	*sequence += 1;
-	return *sequence << 12 | (bpf_get_smp_processor_id() & 4095);
-}
-
 /* Stack dumps are for outermost calls that allocate or launch; of malloc's only where all are asked for. */
 static inline int takes_dump(struct function_spec *spec, struct call_in_flight *call)
 {
@@ -59,7 +48,7 @@ int on_function_entry(struct pt_regs *ctx)
 	key.tid = tid;
 	key.function = function;
 	call.enter_ns = bpf_ktime_get_ns();
-	call.id = next_call_id();
+	call.id = next_number(COUNT_CALL_SEQUENCE);
 	call.sp = REG_SP(ctx);
 #if defined(__aarch64__) || defined(__TARGET_ARCH_arm64)
 	call.args[0] = ctx->regs[0];

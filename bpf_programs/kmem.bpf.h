@@ -59,13 +59,9 @@ static inline struct site_state *new_site(struct allocation *what)
 	u64 name = 0;
 
 	if (!known) {
-		u32 zero = COUNT_SITE_SEQUENCE;
-		u64 *sequence = bpf_map_lookup_elem(&counters, &zero);
-
-		if (!sequence)
+		info.id = next_number(COUNT_SITE_SEQUENCE);
+		if (!info.id)
 			return 0;
-		*sequence += 1;
-		info.id = (u32)*sequence << 12 | (bpf_get_smp_processor_id() & 4095);
 		info.kind = what->kind;
 		info.size_bytes = what->size_bytes;
 		info.object_bytes = what->object_bytes;
@@ -201,8 +197,8 @@ static inline int kernel_alloc(void *ctx, struct allocation *what)
 	state = site_of(what);
 	if (!state || !is_chosen(state->size_bytes))
 		return 0;
+	describe(ctx, &fresh, state, what->requested_bytes, bpf_ktime_get_ns());
 	if (CONFIG_MODE == MODE_CENSUS) {
-		describe(ctx, &fresh, state, what->requested_bytes, bpf_ktime_get_ns());
 		fresh.identity = identity_of(&fresh);
 		if (!fresh.identity)
 			return 0;
@@ -211,14 +207,13 @@ static inline int kernel_alloc(void *ctx, struct allocation *what)
 		else if (!insert_live(addr, &fresh))
 			return 0;
 		count_allocation(&fresh);
-	} else if (old) {
-		describe(ctx, old, state, what->requested_bytes, bpf_ktime_get_ns());
-		send_mem(addr, old, old->ts_ns, OP_ALLOC, CAUSE_CALL);
-	} else {
-		describe(ctx, &fresh, state, what->requested_bytes, bpf_ktime_get_ns());
-		send_mem(addr, &fresh, fresh.ts_ns, OP_ALLOC, CAUSE_CALL);
-		insert_live(addr, &fresh);
+		return 0;
 	}
+	send_mem(addr, &fresh, fresh.ts_ns, OP_ALLOC, CAUSE_CALL);
+	if (old)
+		*old = fresh;
+	else
+		insert_live(addr, &fresh);
 	return 0;
 }
 

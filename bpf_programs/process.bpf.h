@@ -38,21 +38,21 @@ static inline void send_process(u8 type)
 	submit_call(record);
 }
 
-PROGRAM("tracepoint/task/task_newtask")
-int on_new_task(void *ctx)
+PROGRAM("raw_tp/task_newtask") /* (task, clone flags) */
+int on_new_task(struct raw_tracepoint_args *ctx)
 {
 	u32 tgid = current_tgid();
 	struct python_process *python;
-	u64 clone_flags = 0;
+	u64 clone_flags = ctx->args[1];
+	u64 task = ctx->args[0];
 	u32 child = 0;
 	u32 parent = tgid;
 
 	if (CONFIG_SCOPE == SCOPE_PROCESSES && !bpf_map_lookup_elem(&targets, &tgid))
 		return 0;
-	TRACEPOINT_FIELD(clone_flags, ctx, CONFIG_NEWTASK_CLONE_FLAGS);
 	if (clone_flags & CLONE_THREAD_FLAG)
 		return 0;
-	TRACEPOINT_FIELD(child, ctx, CONFIG_NEWTASK_PID);
+	bpf_probe_read_kernel(&child, sizeof(child), (void *)(task + CONFIG_TASK_PID));
 	if (CONFIG_SCOPE == SCOPE_PROCESSES)
 		bpf_map_update_elem(&targets, &child, &parent, BPF_ANY);
 	if (CONFIG_MODE == MODE_CENSUS)
@@ -65,8 +65,8 @@ int on_new_task(void *ctx)
 
 /* Fires before descriptors and mappings are torn down (do_exit), once a thread. The evidence of a process ends when its last
  * thread gets here: `group_dead` where the tracepoint has it (6.18 does, 6.1 does not), else the leader's exit. */
-PROGRAM("tracepoint/sched/sched_process_exit")
-int on_process_exit(void *ctx)
+PROGRAM("raw_tp/sched_process_exit") /* (task, group_dead) */
+int on_process_exit(struct raw_tracepoint_args *ctx)
 {
 	u64 id = bpf_get_current_pid_tgid();
 	u32 tgid = id >> 32;
@@ -82,8 +82,8 @@ int on_process_exit(void *ctx)
 	bpf_map_delete_elem(&open_returns, &tid);
 	if (!in_scope(tgid))
 		return 0;
-	if (CONFIG_EXIT_GROUP_DEAD >= 0)
-		TRACEPOINT_FIELD(last, ctx, CONFIG_EXIT_GROUP_DEAD);
+	if (CONFIG_EXIT_HAS_GROUP_DEAD)
+		last = (u8)ctx->args[1];
 	if (!last)
 		return 0;
 	if (CONFIG_MODE == MODE_CENSUS)
@@ -94,8 +94,8 @@ int on_process_exit(void *ctx)
 	return 0;
 }
 
-PROGRAM("tracepoint/sched/sched_process_exec")
-int on_process_exec(void *ctx)
+PROGRAM("raw_tp/sched_process_exec")
+int on_process_exec(struct raw_tracepoint_args *ctx)
 {
 	u32 tgid = current_tgid();
 

@@ -6,6 +6,7 @@
  * `python_ring`, before the first event that names its id. */
 #pragma once
 #include "common.h"
+#include "loop.bpf.h"
 
 #define PYTHON_THREADS 64
 #define PYTHON_MISSES 32   /* a thread without a state is looked for at its first events, then at each sixteenth */
@@ -26,14 +27,38 @@ static inline u32 namespace_tid(void)
 	return number;
 }
 
+struct python_search {
+	struct python_process *process;
+	struct python_thread thread;
+};
+
+static inline long next_python_thread(u32 turn, struct python_search *search)
+{
+	struct python_process *process = search->process;
+	struct python_thread *thread = &search->thread;
+
+	if (!thread->state) {
+		thread->interpreter = user_u64(thread->interpreter + process->interpreter_next);
+		if (!thread->interpreter)
+			return LOOP_STOP;
+		thread->state = user_u64(thread->interpreter + process->threads);
+	} else if (user_u64(thread->state + process->thread_native_id) == thread->native_id) {
+		thread->found = 1;
+		return LOOP_STOP;
+	} else {
+		thread->state = user_u64(thread->state + process->thread_next);
+	}
+	return LOOP_ON;
+}
+
 /* The PyThreadState of the current thread, 0 if it has none or the search goes on at its next event. Once found it is only
  * checked: a state is freed with its thread, and thread ids are handed out again. */
 static inline u64 python_thread_state(struct python_process *process)
 {
-	struct python_thread thread = {};
+	struct python_search search = {};
+	struct python_thread *thread = &search.thread;
 	struct python_thread *known;
 	u32 tid = (u32)bpf_get_current_pid_tgid();
-	int i;
 
 	known = bpf_map_lookup_elem(&python_threads, &tid);
 	if (known && known->found) {
@@ -43,29 +68,17 @@ static inline u64 python_thread_state(struct python_process *process)
 		known->misses += 1;
 		if (known->misses > PYTHON_MISSES && known->misses & 15)
 			return 0;
-		thread = *known;
+		search.thread = *known;
 	}
-	thread.native_id = namespace_tid();
-	if (!thread.interpreter) {
-		thread.interpreter = user_u64(process->runtime + process->interpreters);
-		thread.state = user_u64(thread.interpreter + process->threads);
+	search.process = process;
+	thread->native_id = namespace_tid();
+	if (!thread->interpreter) {
+		thread->interpreter = user_u64(process->runtime + process->interpreters);
+		thread->state = user_u64(thread->interpreter + process->threads);
 	}
-#pragma clang loop unroll(disable)
-	for (i = 0; i < PYTHON_THREADS; i++) {
-		if (!thread.state) {
-			thread.interpreter = user_u64(thread.interpreter + process->interpreter_next);
-			if (!thread.interpreter)
-				break;
-			thread.state = user_u64(thread.interpreter + process->threads);
-		} else if (user_u64(thread.state + process->thread_native_id) == thread.native_id) {
-			thread.found = 1;
-			break;
-		} else {
-			thread.state = user_u64(thread.state + process->thread_next);
-		}
-	}
-	bpf_map_update_elem(&python_threads, &tid, &thread, BPF_ANY);
-	return thread.found ? thread.state : 0;
+	LOOP(PYTHON_THREADS, next_python_thread, &search);
+	bpf_map_update_elem(&python_threads, &tid, thread, BPF_ANY);
+	return thread->found ? thread->state : 0;
 }
 
 static inline u64 frame_word(struct python_scratch *scratch, u32 offset)
@@ -73,19 +86,49 @@ static inline u64 frame_word(struct python_scratch *scratch, u32 offset)
 	return scratch->frame[offset >> 3 & 15];
 }
 
+struct python_walk {
+	struct python_process *process;
+	struct python_scratch *scratch;
+	u64 frame;
+	u64 hash;
+};
+
+static inline long next_python_frame(u32 turn, struct python_walk *walk)
+{
+	struct python_process *process = walk->process;
+	struct python_scratch *scratch = walk->scratch;
+	struct python_frame *out = &scratch->record.frames[turn & (PYTHON_FRAMES - 1)];
+	u64 code = 0;
+	u64 instruction = 0;
+	u64 hash;
+	u8 owner;
+
+	if (!walk->frame || bpf_probe_read_user(scratch->frame, process->frame_bytes & 127, (void *)walk->frame))
+		return LOOP_STOP;
+	owner = ((u8 *)scratch->frame)[process->frame_owner & 127];
+	if (owner < PYTHON_C_OWNER) { /* the low bits of a stack reference are a tag (3.14, pycore_stackref.h) */
+		code = frame_word(scratch, process->frame_code) & ~7ULL;
+		instruction = frame_word(scratch, process->frame_instruction);
+		if (process->frame_is_entry != PYTHON_NO_OFFSET && ((u8 *)scratch->frame)[process->frame_is_entry & 127])
+			code |= 1;
+	}
+	out->code = code;
+	out->instruction = instruction;
+	hash = (walk->hash ^ code) * PYTHON_MIX;
+	walk->hash = (hash ^ hash >> 29 ^ instruction) * PYTHON_MIX;
+	walk->frame = frame_word(scratch, process->frame_previous);
+	scratch->record.depth = turn + 1;
+	return LOOP_ON;
+}
+
 static inline u32 walk_python(struct python_process *process, struct python_scratch *scratch)
 {
 	struct python_record *record = &scratch->record;
+	struct python_walk walk = {};
 	u64 frame;
-	u64 code;
-	u64 instruction;
 	u64 hash;
-	u32 sequence = COUNT_PYTHON_SEQUENCE;
 	u32 id = 0;
 	u32 *known;
-	u64 *last;
-	u8 owner;
-	int i;
 
 	frame = python_thread_state(process);
 	if (!frame)
@@ -96,36 +139,19 @@ static inline u32 walk_python(struct python_process *process, struct python_scra
 	if (!frame)
 		return 0;
 	record->pid = current_tgid();
-	hash = process->runtime ^ record->pid;
-#pragma clang loop unroll(disable)
-	for (i = 0; i < PYTHON_FRAMES; i++) {
-		if (!frame || bpf_probe_read_user(scratch->frame, process->frame_bytes & 127, (void *)frame))
-			break;
-		code = 0;
-		instruction = 0;
-		owner = ((u8 *)scratch->frame)[process->frame_owner & 127];
-		if (owner < PYTHON_C_OWNER) { /* the low bits of a stack reference are a tag (3.14, pycore_stackref.h) */
-			code = frame_word(scratch, process->frame_code) & ~7ULL;
-			instruction = frame_word(scratch, process->frame_instruction);
-			if (process->frame_is_entry != PYTHON_NO_OFFSET &&
-			    ((u8 *)scratch->frame)[process->frame_is_entry & 127])
-				code |= 1;
-		}
-		record->frames[i].code = code;
-		record->frames[i].instruction = instruction;
-		hash = (hash ^ code) * PYTHON_MIX;
-		hash = (hash ^ hash >> 29 ^ instruction) * PYTHON_MIX;
-		frame = frame_word(scratch, process->frame_previous);
-	}
-	record->depth = i;
+	record->depth = 0;
+	walk.process = process;
+	walk.scratch = scratch;
+	walk.frame = frame;
+	walk.hash = process->runtime ^ record->pid;
+	LOOP(PYTHON_FRAMES, next_python_frame, &walk);
+	hash = walk.hash;
 	known = bpf_map_lookup_elem(&python_stacks, &hash);
 	if (known)
 		return *known;
-	last = bpf_map_lookup_elem(&counters, &sequence);
-	if (!last)
+	id = next_number(COUNT_PYTHON_SEQUENCE);
+	if (!id)
 		return 0;
-	*last += 1;
-	id = (u32)*last << 12 | (bpf_get_smp_processor_id() & 4095);
 	record->id = id;
 	if (bpf_ringbuf_output(&python_ring, record, sizeof(*record), 0)) { /* wakes the reader */
 		count(COUNT_PYTHON_DROPPED);

@@ -1,6 +1,7 @@
 /* Live ranges of functions: device and heap objects, VMM handles and their mappings; and the context of each thread. */
 #pragma once
 #include "common.h"
+#include "loop.bpf.h"
 
 enum role {
 	ROLE_NONE = 0,
@@ -89,24 +90,65 @@ static inline void begin_range(struct range_key *key, struct live_range *range)
 		count(COUNT_LIVE_FULL);
 }
 
+struct handle_end {
+	struct range_key *handle;
+	struct range_key *mapped;
+	u64 addr;            /* a mapping that cuMemUnmap ends, else a handle */
+	u64 end;
+	u64 now;
+	u64 call_id;
+	u64 unmaps;
+};
+
+/* One cuMemUnmap may end several adjacent mappings; a release ends one handle. */
+static inline long end_next_handle(u32 turn, struct handle_end *at)
+{
+	struct range_key *handle = at->handle;
+	struct range_key *mapped = at->mapped;
+	struct live_range *known;
+	struct live_range *old;
+
+	handle->addr = at->addr;
+	if (at->unmaps) {
+		mapped->addr = at->addr;
+		old = bpf_map_lookup_elem(&live_ranges, mapped);
+		if (!old || !old->size_bytes)
+			return LOOP_STOP;
+		handle->addr = old->context;
+		at->addr += old->size_bytes;
+		bpf_map_delete_elem(&live_ranges, mapped);
+	}
+	known = bpf_map_lookup_elem(&live_ranges, handle);
+	if (known) {
+		if (at->unmaps) {
+			if (known->references & 0xffff)
+				known->references -= 1;
+		} else if (known->references >> 16) {
+			known->references -= 1 << 16;
+		} else {
+			known->released = 1;
+		}
+		if (known->released && !known->references)
+			end_range(handle, known, at->now, at->call_id, CAUSE_CALL);
+	}
+	return at->unmaps && at->addr < at->end ? LOOP_ON : LOOP_STOP;
+}
+
 /* VMM: physical memory lives until its handle is released and its last mapping is gone (cuMemRelease).
  * Follows both and ends every handle that a call leaves without either. */
-static inline void track_handles(struct function_spec *spec, struct call_in_flight *call, u32 tgid, u64 now)
+static SUBPROGRAM void track_handles(struct function_spec *spec, struct call_in_flight *call, u32 tgid, u64 now)
 {
 	struct range_key handle = {};
 	struct range_key mapped = {};
 	struct live_range mapping = {};
 	struct live_range *known;
-	struct live_range *old;
-	u64 addr = call->args[0];
-	u64 end = addr + call->args[1];
-	int i;
+	struct handle_end at = {};
 
 	handle.pid = tgid;
 	handle.space = SPACE_HANDLE;
 	mapped.pid = tgid;
 	mapped.space = SPACE_MAPPED;
-	mapped.addr = addr;
+	mapped.addr = call->args[0];
 	if (spec->role == ROLE_HANDLE_MAP) {
 		handle.addr = call->args[3];
 		known = bpf_map_lookup_elem(&live_ranges, &handle);
@@ -127,34 +169,14 @@ static inline void track_handles(struct function_spec *spec, struct call_in_flig
 			known->references += 1 << 16;
 		return;
 	}
-#pragma clang loop unroll(disable)
-	for (i = 0; i < 64; i++) { /* one cuMemUnmap may end several adjacent mappings; a release ends one handle */
-		handle.addr = addr;
-		if (spec->role == ROLE_HANDLE_UNMAP) {
-			mapped.addr = addr;
-			old = bpf_map_lookup_elem(&live_ranges, &mapped);
-			if (!old || !old->size_bytes)
-				return;
-			handle.addr = old->context;
-			addr += old->size_bytes;
-			bpf_map_delete_elem(&live_ranges, &mapped);
-		}
-		known = bpf_map_lookup_elem(&live_ranges, &handle);
-		if (known) {
-			if (spec->role == ROLE_HANDLE_UNMAP) {
-				if (known->references & 0xffff)
-					known->references -= 1;
-			} else if (known->references >> 16) {
-				known->references -= 1 << 16;
-			} else {
-				known->released = 1;
-			}
-			if (known->released && !known->references)
-				end_range(&handle, known, now, call->id, CAUSE_CALL);
-		}
-		if (spec->role != ROLE_HANDLE_UNMAP || addr >= end)
-			return;
-	}
+	at.handle = &handle;
+	at.mapped = &mapped;
+	at.addr = call->args[0];
+	at.end = at.addr + call->args[1];
+	at.now = now;
+	at.call_id = call->id;
+	at.unmaps = spec->role == ROLE_HANDLE_UNMAP;
+	LOOP(64, end_next_handle, &at);
 }
 
 static inline void track_context(struct function_spec *spec, struct call_in_flight *call, u32 tid)

@@ -1,6 +1,7 @@
 /* How many bytes a call asks for, and how many the layer takes, from its arguments. */
 #pragma once
 #include "common.h"
+#include "loop.bpf.h"
 
 enum size_how {
 	SIZE_NONE = 0,
@@ -45,22 +46,36 @@ static inline u64 halved(u64 extent)
 	return extent > 1 ? extent / 2 : extent;
 }
 
-/* Texels of all levels: each level halves every extent, down to 1 (cuMipmappedArrayCreate). */
-static inline u64 mipmapped_texels(u64 width, u64 height, u64 depth, u64 levels)
-{
-	u64 texels = 0;
-	int level;
+struct mipmap {
+	u64 width;
+	u64 height;
+	u64 depth;
+	u64 levels;
+	u64 texels;
+};
 
-#pragma clang loop unroll(disable)
-	for (level = 0; level < 16; level++) {
-		if (level >= levels)
-			break;
-		texels += width * height * depth;
-		width = halved(width);
-		height = halved(height);
-		depth = halved(depth);
-	}
-	return texels;
+static inline long next_level(u32 turn, struct mipmap *mipmap)
+{
+	if (turn >= mipmap->levels)
+		return LOOP_STOP;
+	mipmap->texels += mipmap->width * mipmap->height * mipmap->depth;
+	mipmap->width = halved(mipmap->width);
+	mipmap->height = halved(mipmap->height);
+	mipmap->depth = halved(mipmap->depth);
+	return LOOP_ON;
+}
+
+/* Texels of all levels: each level halves every extent, down to 1 (cuMipmappedArrayCreate). */
+static SUBPROGRAM u64 mipmapped_texels(u64 width, u64 height, u64 depth, u64 levels)
+{
+	struct mipmap mipmap = {};
+
+	mipmap.width = width;
+	mipmap.height = height;
+	mipmap.depth = depth;
+	mipmap.levels = levels;
+	LOOP(16, next_level, &mipmap);
+	return mipmap.texels;
 }
 
 static inline void measure(struct function_spec *spec, struct call_in_flight *call, u64 *size, u64 *requested)

@@ -7,12 +7,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 import pytest
+import recording
 from recording import ROOT, build_programs, build_samples
 
 REQUIRE_BPF = "LEAKSCOPE_REQUIRE_BPF"
-REQUIRE_CORE = "LEAKSCOPE_REQUIRE_CORE"
 NOBODY = 65534
 
 
@@ -22,9 +23,17 @@ def samples() -> None:
     build_samples()
 
 
+def _cannot(what: str) -> NoReturn:
+    """Skip, loudly; fail where LEAKSCOPE_REQUIRE_BPF=1 or CI=true."""
+    reason = f"NOT TESTED: {what}; {REQUIRE_BPF}=1 makes this a failure"
+    if os.environ.get(REQUIRE_BPF) == "1" or os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
 @pytest.fixture(scope="session")
-def bpf(samples: None) -> None:
-    """This host can record with real probes.
+def can_record(samples: None) -> None:
+    """This host can record with real probes; the loader is the test's own affair.
 
     A test that needs them is skipped where it cannot, and fails instead when LEAKSCOPE_REQUIRE_BPF=1 or CI=true.
     """
@@ -34,24 +43,48 @@ def bpf(samples: None) -> None:
     try:
         require_capable()
     except NotCapableError as error:
-        reason = f"NOT TESTED: no real probes on this host ({error}); {REQUIRE_BPF}=1 makes this a failure"
-        if os.environ.get(REQUIRE_BPF) == "1" or os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        _cannot(f"no real probes on this host ({error})")
 
 
 @pytest.fixture(scope="session")
-def core() -> None:
-    """The object of the loader `core` is built from the sources as they are.
-
-    Skipped where there is no clang; LEAKSCOPE_REQUIRE_CORE=1 or CI=true makes that a failure.
-    """
+def core(samples: None) -> None:
+    """The object of the loader `core` is built from the sources as they are, which takes clang."""
     if not shutil.which("clang"):
-        reason = f"NOT TESTED: no clang to build bpf_programs with; {REQUIRE_CORE}=1 makes this a failure"
-        if os.environ.get(REQUIRE_CORE) == "1" or os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        _cannot("no clang to build bpf_programs with")
     build_programs()
+
+
+@pytest.fixture(scope="session", params=recording.LOADERS)
+def bpf(request: pytest.FixtureRequest, can_record: None) -> str:
+    """Record with real probes, once with each loader: a test that asks for this, or whose fixtures do, runs twice.
+
+    Recordings made through recording.py take the loader from here. LEAKSCOPE_TEST_LOADER=core (or bcc) leaves out the
+    other. A loader that this host lacks is skipped, and fails instead when LEAKSCOPE_REQUIRE_BPF=1 or CI=true.
+    """
+    from leakscope.errors import NotCapableError
+    from leakscope.record.bcc_location import import_bcc
+
+    loader: str = request.param
+    if loader == "core":
+        request.getfixturevalue("core")
+    else:
+        try:
+            import_bcc()
+        except NotCapableError as error:
+            _cannot(str(error))
+    recording.LOADER = loader
+    return loader
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """No test records without saying so: the marker and the fixtures go together."""
+    for item in items:
+        names = getattr(item, "fixturenames", ())
+        if item.get_closest_marker("bpf") and not {"bpf", "can_record"} & set(names):
+            raise pytest.UsageError(f"{item.nodeid}: marked bpf, but asks for neither of the fixtures bpf, can_record")
+        if "bpf" in names:
+            item.add_marker("bpf")
 
 
 @pytest.fixture(scope="session")

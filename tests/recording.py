@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,8 +25,10 @@ SAMPLES = ROOT / "samples"
 BIN = SAMPLES / "bin"
 LEAKSCOPE = [sys.executable, "-m", "leakscope"]
 PAGE = os.sysconf("SC_PAGE_SIZE")
-LOADER = os.environ.get("LEAKSCOPE_TEST_LOADER", "auto")
-"""The loader with which tests record: LEAKSCOPE_TEST_LOADER=core runs them all on the prebuilt programs."""
+LOADERS = [os.environ["LEAKSCOPE_TEST_LOADER"]] if "LEAKSCOPE_TEST_LOADER" in os.environ else ["core", "bcc"]
+"""The loaders with which every test records, one after the other."""
+LOADER = LOADERS[0]
+"""The one that is in turn: the fixture `bpf` of conftest.py sets it."""
 
 EVENTS = """
 CREATE TEMP VIEW events AS
@@ -135,9 +137,16 @@ def reports(text: str) -> dict[str, Any]:
 class Recorder:
     """A `leakscope record` that runs. Its streams go to files, so that they can never fill a pipe."""
 
-    def __init__(self, path: Path, *arguments: object, env: dict[str, str] | None = None, **more: Any) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *arguments: object,
+        env: dict[str, str] | None = None,
+        streams: Path | None = None,  # the folder for its streams, by default that of the capture
+        **more: Any,
+    ) -> None:
         self.path = path
-        self._streams = [path.with_name(f"{path.name}.{stream}") for stream in ("stdout", "stderr")]
+        self._streams = [(streams or path.parent) / f"{path.name}.{stream}" for stream in ("stdout", "stderr")]
         command = [*LEAKSCOPE, "record", "--loader", LOADER, "-o", str(path), *map(str, arguments)]
         with self._streams[0].open("w") as stdout, self._streams[1].open("w") as stderr:
             self.process = subprocess.Popen(
@@ -219,6 +228,41 @@ def waiting(name: str, *options: object, env: dict[str, str] | None = None) -> I
         yield started
     finally:
         started.end()
+
+
+def hiding(*places: Path) -> list[str]:
+    """A command's beginning: run what follows where these directories and files are empty."""
+    mounts = [
+        f"mount -t tmpfs none '{place}'" if place.is_dir() else f"mount --bind /dev/null '{place}'" for place in places
+    ]
+    return ["unshare", "-m", "sh", "-c", "; ".join(["set -e", *mounts, 'exec "$@"']), "sh"]
+
+
+def process_state(pid: int) -> str:
+    """One letter as in ps(1); empty when there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return stat[stat.rindex(")") + 2]
+
+
+def until(condition: Callable[[], object], patience_s: float = 60) -> None:
+    """Wait for something to become true."""
+    end = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def stacks_that_do_not_resolve(recording: Recording) -> int:
+    """Stacks that events name and the capture does not hold."""
+    return int(
+        recording.rows(
+            """SELECT count(*) FROM (SELECT user_stack AS id FROM mem_events UNION SELECT kernel_stack FROM mem_events)
+               WHERE id <> 0 AND id NOT IN (SELECT id FROM stacks)"""
+        )[0][0]
+    )
 
 
 @dataclass

@@ -34,7 +34,11 @@ def test_startup_and_attribute_yield_their_figures():
     # then each has its figures, and those that have a bar at this size say it
     assert list(results) == ["startup", "attribute"]
     assert set(results["startup"]["figures"]["seconds"]) == {"leakscope --help", "python -c pass"}
-    assert [bar["what"] for bar in results["startup"]["bars"]] == ["leakscope --help"]
+    assert results["startup"]["bars"][0]["what"] == "leakscope --help"
+    # and where this host can record, how long that takes to begin, by loader
+    for figures in results["startup"]["figures"]["recordings"].values():
+        assert set(figures) == {"start_s", "load_ms", "attach_ms", "load_and_attach_ms", "stop_s"}
+        assert all(len(values) == 1 and values[0] > 0 for values in figures.values())
     (size,) = results["attribute"]["figures"]["sizes"]
     assert size["million_events"] == 0.1
     assert set(size) == {"million_events", "seconds", "peak_mib", "verdict", "culprit"}
@@ -43,6 +47,7 @@ def test_startup_and_attribute_yield_their_figures():
 
 @needs_bpf
 @pytest.mark.bpf
+@pytest.mark.usefixtures("can_record")
 def test_recording_benchmarks_yield_their_figures():
     # given real probes, when the benchmarks of recording run at the smallest size
     results = run("overhead", "probes", "reader", "end_to_end")

@@ -174,7 +174,7 @@ def test_the_other_project_named_bcc_is_passed_over(tmp_path: Path, monkeypatch:
 
 def test_require_capable_says_it_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = Capability("bcc", "missing", "not found", "probes", True, {"debian": "apt-get install -y python3-bpfcc"})
-    monkeypatch.setattr(capabilities, "check_capabilities", lambda: [missing])
+    monkeypatch.setattr(checks, "REQUIRED_CHECKS", (lambda host: missing,))
     with pytest.raises(NotCapableError) as refused:
         capabilities.require_capable()
     assert str(refused.value) == (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -63,9 +64,18 @@ def test_json_on_a_host_that_can_record() -> None:
         "BPF privilege", "BPF ring buffer", "raw tracepoints", "kernel types (BTF)", "tracefs",
         "kernel lockdown", "libbpf", "bcc", "locked memory", "uprobes", "libdw", "process side-band",
         "other processes", "kernel symbols", "slab statistics", "cgroups", "PID namespace", "NVML",
-        "NVTX library", f"process {os.getpid()}", f"CUDA of {os.getpid()}", f"NVTX of {os.getpid()}",
+        "NVTX library", "kernel features", "start-up",
+        f"process {os.getpid()}", f"CUDA of {os.getpid()}", f"NVTX of {os.getpid()}",
     ]  # fmt: skip
     assert [c["name"] for c in report["capabilities"] if c["required"] and c["state"] != "ok"] == []
+    # the probes were really loaded and attached, with the loader that it names
+    start = by_name(result.stdout)["start-up"]
+    assert start["state"] == "ok"
+    assert re.fullmatch(r"loader bcc: loaded in \d+ ms, attached to 17 tracepoints in \d+ ms", start["detail"]), start[
+        "detail"
+    ]
+    features = by_name(result.stdout)["kernel features"]["detail"]
+    assert " bpf_loop (Linux 5.17): " in features and " bpf_get_kmem_cache (Linux 6.13): " in features
 
 
 @root_only

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from recording import BIN, LEAKSCOPE, ROOT, Recording, record, sample, shell
+from recording import BIN, LEAKSCOPE, ROOT, Recording, hiding, record, sample, shell
 
 import bpf_programs
 from leakscope.errors import BadInputError, ExitCode, NotCapableError
@@ -32,7 +32,7 @@ INSTALL_BCC = (
 
 
 @pytest.fixture(scope="module")
-def recorded(bpf: None, core: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Recording]:
+def recorded(can_record: None, core: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Recording]:
     """The recording of the same two leakers with a loader."""
     place = tmp_path_factory.mktemp("loader")
     made: dict[str, Recording] = {}
@@ -139,7 +139,7 @@ def test_every_constant_of_the_sources_is_in_config_h() -> None:
 
 
 @pytest.mark.bpf
-def test_every_constant_reaches_the_object_as_a_field_or_a_size(bpf: None) -> None:
+def test_every_constant_reaches_the_object_as_a_field_or_a_size(can_record: None) -> None:
     constants = ProgramConfig().constants()
     fields = config_fields()
     assert len(fields) == len(set(fields)) > 20
@@ -170,7 +170,7 @@ def refusal(path: Path) -> str:
     ],
 )
 def test_an_object_of_other_sources_is_refused(
-    bpf: None, core: None, tmp_path: Path, header: str, change: tuple[str, str]
+    can_record: None, core: None, tmp_path: Path, header: str, change: tuple[str, str]
 ) -> None:
     # given an object that was built when a header was another
     place = tmp_path / bpf_programs.__name__
@@ -186,7 +186,7 @@ def test_an_object_of_other_sources_is_refused(
 
 
 @pytest.mark.bpf
-def test_an_object_of_these_sources_is_accepted_wherever_it_lies(bpf: None, core: None, tmp_path: Path) -> None:
+def test_an_object_of_these_sources_is_accepted_wherever_it_lies(can_record: None, core: None, tmp_path: Path) -> None:
     path = shutil.copy(bpf_programs.OBJECT, tmp_path / "copied.o")
     programs = CorePrograms(ProgramConfig(), Path(path))
     assert programs.map("counters").entries == len(COUNTERS)
@@ -195,7 +195,7 @@ def test_an_object_of_these_sources_is_accepted_wherever_it_lies(bpf: None, core
 
 @pytest.mark.bpf
 @pytest.mark.parametrize("damage", ["empty", "text", "cut", "half", "zeros"])
-def test_a_damaged_object_is_refused_in_one_line(bpf: None, core: None, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_object_is_refused_in_one_line(can_record: None, core: None, tmp_path: Path, damage: str) -> None:
     whole, path = bpf_programs.OBJECT.read_bytes(), tmp_path / "leakscope.bpf.o"
     path.write_bytes(
         {
@@ -213,7 +213,7 @@ def test_a_damaged_object_is_refused_in_one_line(bpf: None, core: None, tmp_path
 
 
 @pytest.mark.bpf
-def test_flipped_bytes_never_bring_the_loader_down(bpf: None, core: None, tmp_path: Path) -> None:
+def test_flipped_bytes_never_bring_the_loader_down(can_record: None, core: None, tmp_path: Path) -> None:
     # in a process of its own: libbpf parses the object in C
     script = """
 import random, sys
@@ -275,16 +275,8 @@ def test_other_names_are_refused() -> None:
         choose("BCC")
 
 
-def hiding(*places: Path) -> list[str]:
-    """A command's beginning: run what follows where these directories and files are empty."""
-    mounts = [
-        f"mount -t tmpfs none '{place}'" if place.is_dir() else f"mount --bind /dev/null '{place}'" for place in places
-    ]
-    return ["unshare", "-m", "sh", "-c", "; ".join(["set -e", *mounts, 'exec "$@"']), "sh"]
-
-
 @pytest.mark.bpf
-def test_a_host_without_bcc_records_with_the_built_programs(bpf: None, core: None, tmp_path: Path) -> None:
+def test_a_host_without_bcc_records_with_the_built_programs(can_record: None, core: None, tmp_path: Path) -> None:
     bcc = bcc_location.find_bcc()
     if bcc is None:
         pytest.skip("NOT TESTED: there is no bcc here to hide (every other recording is made without it)")
@@ -299,7 +291,7 @@ def test_a_host_without_bcc_records_with_the_built_programs(bpf: None, core: Non
 
 
 @pytest.mark.bpf
-def test_a_host_with_neither_is_told_so(bpf: None, tmp_path: Path) -> None:
+def test_a_host_with_neither_is_told_so(can_record: None, tmp_path: Path) -> None:
     # given a copy of the sources in which nothing was built
     for name in ("leakscope", "bpf_programs"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.o", "__pycache__"))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recording import BIN, LEAKSCOPE, LOADER, ROOT, SAMPLES, Recorder, Recording, record, sample
+from recording import BIN, LEAKSCOPE, ROOT, SAMPLES, Recorder, Recording, record, sample
 
 from leakscope.record.python.code_objects import line_of
 from leakscope.record.python.layout import NO_OFFSET, Interpreter, Offsets, UnknownLayoutError, is_interpreter_name
@@ -202,20 +202,17 @@ def by_site(recording: Recording, where: str) -> dict[tuple[str, int], tuple[int
     return found
 
 
-CASES = [("3.11 static", "bcc"), ("3.11 shared", "core"), ("3.12", "bcc"), ("3.13", "core"), ("3.11", LOADER)]
+CASES = ["3.11 static", "3.11 shared", "3.12", "3.13", "3.11"]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: " ".join(case))
+@pytest.fixture(scope="module", params=CASES)
 def target(request: pytest.FixtureRequest, bpf: None, tmp_path_factory: pytest.TempPathFactory) -> Recording:
     """The target recorded by PID under one interpreter, with all stacks."""
-    name, loader = request.param
     if request.param == CASES[-1] and {"3.11 static", "3.11 shared"} & interpreters().keys():
         pytest.skip("CPython 3.11 was recorded already")
-    python = interpreter(name)
-    if loader == "core":
-        request.getfixturevalue("core")
+    python = interpreter(request.param)
     path = tmp_path_factory.mktemp("python") / "target.lscope"
-    return record_target([str(python)], path, "--loader", loader)
+    return record_target([str(python)], path)
 
 
 def record_target(python: Sequence[str], path: Path, *options: object) -> Recording:

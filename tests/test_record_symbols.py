@@ -239,8 +239,14 @@ def test_a_stack_that_is_gone_is_counted() -> None:
 
 def test_kernel_symbols_are_looked_up_by_address(tmp_path: Path) -> None:
     listing = tmp_path / "kallsyms"
-    lines = ["2000 t later", "1000 T first", "1800 d data", "3000 t own\t[m]"]
-    listing.write_text("".join(f"{line:0>16}\n" for line in lines))
+    lines = [
+        (0x2000, "t later"),
+        (0x1000, "T first"),
+        (0x1800, "d data"),
+        (0x3000, "t own\t[m]"),
+        (0xFFFF << 48, "W w"),
+    ]
+    listing.write_text("".join(f"{address:016x} {rest}\n" for address, rest in lines))
     symbols = KernelSymbols(str(listing))
     assert symbols.available
     assert [symbols.lookup(at) for at in (0xFFF, 0x1000, 0x1FFF, 0x3001)] == [
@@ -249,6 +255,7 @@ def test_kernel_symbols_are_looked_up_by_address(tmp_path: Path) -> None:
         ("first", "", 0x1000),
         ("own", "m", 0x3000),
     ]
+    assert symbols.lookup(2**64 - 1) == ("w", "", 0xFFFF << 48)
     listing.write_text("0000000000000000 T first\n")
     hidden = KernelSymbols(str(listing))
     assert not hidden.available and hidden.lookup(5) == ("", "", 0)

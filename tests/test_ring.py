@@ -137,7 +137,7 @@ class Producer:
 
 
 @pytest.fixture
-def ring_fd(bpf: None) -> Iterator[int]:
+def ring_fd(can_record: None) -> Iterator[int]:
     """A BPF ring of RING_BYTES."""
     fd = trials.create_ring(RING_BYTES)
     yield fd

@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from leakscope import __version__
@@ -163,7 +162,7 @@ def _sorted_by_time(rows: pa.Table) -> pa.Table:
     times = rows[column].combine_chunks().to_numpy(zero_copy_only=False)
     if (times[1:] >= times[:-1]).all():  # the usual case; far cheaper than sorting again
         return rows
-    return rows.take(pc.sort_indices(rows, [(column, "ascending")]))
+    return rows.sort_by(column)
 
 
 def _parquet_bytes(rows: pa.Table) -> pa.Buffer:

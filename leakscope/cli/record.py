@@ -98,7 +98,7 @@ def record(
     from leakscope.record.capabilities import require_capable
     from leakscope.record.options import RecordOptions
     from leakscope.record.recorder import Recorder
-    from leakscope.report.recording import StatusLine, render_summary, summary_json
+    from leakscope.report.recording import StatusLine, render_summary, show_price, summary_json
 
     if mode not in ("stream", "census"):
         raise BadInputError(f"--mode {mode}: choose stream or census")
@@ -131,9 +131,9 @@ def record(
         loader=loader,
         nvtx=nvtx,
     )
-    require_capable()
+    require_capable(loader)
     with StatusLine(sys.stderr) as status:
-        summary = Recorder(options, status.update).run()
+        summary = Recorder(options, status.update, None if json_output else show_price).run()
     render_summary(summary, sys.stderr)
     if json_output:
         import json

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from leakscope.model.tables import PROCESSES
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -107,6 +107,10 @@ class Processes:
 
     def table(self, source_id: int, seen: Iterable[int]) -> pa.Table:
         """`processes` rows of the members, host-wide only of those in `seen` (PIDs with events)."""
+        import pyarrow as pa
+
+        from leakscope.model.tables import PROCESSES
+
         wanted = set(seen)
         for pid in wanted - self._current.keys():
             self.seed(pid, "other")

@@ -13,21 +13,24 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from leakscope.capture import CaptureWriter
-from leakscope.capture.place import aside_of, put_in_place, refuse_existing
 from leakscope.errors import BadInputError, OutputIncompleteError
-from leakscope.model.manifest import Manifest, Source
 from leakscope.model.recording import Progress, Summary
 from leakscope.record import scope
 from leakscope.record.census.schedule import Schedule
 from leakscope.record.child import Command
+from leakscope.record.configuration import program_config
+from leakscope.record.loader import Loading
 from leakscope.record.options import RecordOptions
+from leakscope.record.price import price
 from leakscope.record.priority import prefer_this_thread
 from leakscope.record.probes.nvtx import command_environment
 from leakscope.record.processes import process_exists
-from leakscope.record.session import SOURCE_ID, Session
+
+if TYPE_CHECKING:  # imported where they are used: while the programs load
+    from leakscope.model.manifest import Source
+    from leakscope.record.session import Session
 
 DRAIN_INTERVAL_S = 0.02
 LINGER_S = 0.4
@@ -38,11 +41,20 @@ LOCK_PATH = Path("/run/leakscope.lock")
 class Recorder:
     """One recording. Construct, :meth:`run` once. Foreseen errors are LeakscopeErrors; what was written stays."""
 
-    def __init__(self, options: RecordOptions, on_progress: Callable[[Progress], None] | None = None) -> None:
+    def __init__(
+        self,
+        options: RecordOptions,
+        on_progress: Callable[[Progress], None] | None = None,
+        on_ready: Callable[[str], None] | None = None,
+    ) -> None:
+        """:param on_ready: called with the price in one line once all is attached, before a command starts."""
         self._options = options
+        self._on_ready = on_ready or (lambda price: None)
         self._on_progress = on_progress or (lambda progress: None)
         self._stop_signal: int | None = None
         self._warnings: list[str] = []
+        self._limits: list[str] = []
+        self._notes: list[str] = []
         self._read_events = 0
 
     def run(self) -> Summary:
@@ -57,12 +69,21 @@ class Recorder:
                 raise BadInputError(f"no process {pid}; list the candidates with: pgrep -a PROGRAM")
         if options.cgroup:
             options.cgroup = scope.find_cgroup(options.cgroup)
+        self._refuse_existing()
+        config = program_config(options, self._limits, self._notes)
         # Forked first, while this process has no threads and no probes.
         environment, self._nvtx_limit = command_environment(os.environ, options.nvtx)
         command = Command(options.command, environment) if options.command else None
+        loading = None
         try:
-            return self._record(command)
+            # Threads here mix many short system calls with long numpy runs: at Python's 5 ms each call would wait as
+            # long.
+            sys.setswitchinterval(0.0005)
+            loading = Loading(config, options.loader)
+            return self._record(command, loading)
         finally:
+            if loading is not None:
+                loading.close()
             if command is not None and command.status is None:
                 if self._released:
                     command.stop()
@@ -72,15 +93,19 @@ class Recorder:
     _released = False
     _nvtx_limit = ""
 
-    def _record(self, command: Command | None) -> Summary:
+    def _refuse_existing(self) -> None:
+        if os.path.lexists(self._options.output):
+            from leakscope.capture.place import refuse_existing
+
+            refuse_existing(self._options.output, self._options.force)
+
+    def _record(self, command: Command | None, loading: Loading) -> Summary:
         lock = self._lock()
-        # Threads here mix many short system calls with long numpy runs: at Python's 5 ms each call would wait as long.
-        sys.setswitchinterval(0.0005)
         # Never raises: an exception would be lost where a library calls back from C.
         previous = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
         session = None
         try:
-            session = self._start(command)
+            session = self._start(command, loading)
             return self._loop(session, command)
         finally:
             for number, handler in previous.items():
@@ -90,21 +115,27 @@ class Recorder:
             if lock is not None:
                 os.close(lock)
 
-    def _start(self, command: Command | None) -> Session:
+    def _start(self, command: Command | None, loading: Loading) -> Session:
         """Attach all probes, then let the command run. Whatever fails or interrupts leaves no capture behind.
 
         A capture that is to be replaced stays until then; the new one is made beside it.
         """
+        from leakscope.capture import CaptureWriter
+        from leakscope.capture.place import aside_of, put_in_place
+        from leakscope.model.manifest import Manifest
+        from leakscope.record.session import Session
+
         output, force = self._options.output, self._options.force
-        refuse_existing(output, force)
+        self._refuse_existing()
         place = aside_of(output) if output.exists() else output
         source = self._describe_source(command)
         writer = CaptureWriter.create(place, Manifest(sources=[source]))
         session = None
         try:
-            session = Session(self._options, writer, source, command)
+            session = Session(self._options, writer, source, command, loading, self._notes)
             if self._stop_signal is not None:
                 raise KeyboardInterrupt
+            self._on_ready(price(self._options, session.functions_attached))
             if command is not None:
                 self._released = True
                 command.release()
@@ -140,13 +171,16 @@ class Recorder:
         return fd
 
     def _describe_source(self, command: Command | None) -> Source:
+        from leakscope.model.manifest import Source
+        from leakscope.record.session import SOURCE_ID
+
         options = self._options
         described: dict[str, Any] = {"host_wide": options.everyone, "pids": options.pids}
         if options.cgroup:
             described["cgroup"] = str(options.cgroup)
         if command:
             described["command_pid"] = command.pid
-        limits = [self._nvtx_limit] if command and self._nvtx_limit else []
+        limits = [*([self._nvtx_limit] if command and self._nvtx_limit else []), *self._limits]
         return Source(
             id=SOURCE_ID,
             kind="recording",

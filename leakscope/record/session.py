@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import select
 import threading
@@ -27,20 +26,20 @@ from leakscope.record.decode.columns import EventColumns
 from leakscope.record.decode.kernel_objects import KernelObjects
 from leakscope.record.decode.marks import Marks
 from leakscope.record.decode.sites import Sites
-from leakscope.record.gpu.session import LaunchRecording, launch_configuration
+from leakscope.record.gpu.session import LaunchRecording
 from leakscope.record.kernel.btf import KernelTypes
 from leakscope.record.kernel.objects import SlabCacheOfAddress
-from leakscope.record.loader import ProgramConfig, load
+from leakscope.record.loader import Loading
 from leakscope.record.loader.base import SCOPE_PROCESSES
 from leakscope.record.losses import Counters, losses_table, recursion_losses
 from leakscope.record.options import RecordOptions
-from leakscope.record.priority import prefer_this_thread
 from leakscope.record.probes import tracepoints
 from leakscope.record.probes.libraries import FunctionProbes, libraries_before_start, mapped_libraries
-from leakscope.record.probes.nvtx import NVTX_LIBRARY, MarkProbes, is_injection_library, records_marks
+from leakscope.record.probes.nvtx import NVTX_LIBRARY, MarkProbes, is_injection_library
 from leakscope.record.processes import Processes, process_exists
 from leakscope.record.python.stacks import PythonStacks
 from leakscope.record.ring import Ring
+from leakscope.record.sampler_thread import SamplerThread
 from leakscope.record.samplers import SamplerSet
 from leakscope.record.side_band import SideBand, SideBandEvent
 from leakscope.record.sink import Batch, Sink
@@ -48,49 +47,41 @@ from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.symbols.kernel import KernelSymbols
 from leakscope.record.symbols.lines import Lines, allow_many_files, segments_of
-from leakscope.record.unwind.stacks import UnwoundStacks, unwind_losses, unwind_policy
+from leakscope.record.unwind.stacks import UnwoundStacks, unwind_losses
 
 SOURCE_ID = 0
 BATCH_ROWS = 150_000
-CALL_RING_BYTES = 8 << 20
 _RSS_MEMBERS = ("rss_file_peak", "rss_anon_peak", "swap_peak", "rss_shmem_peak")  # MM_FILEPAGES … MM_SHMEMPAGES
 
 
 class Session:
     """Probes, rings, samplers and the sink of one recording."""
 
-    def __init__(self, options: RecordOptions, writer: CaptureWriter, source: Source, command: Command | None) -> None:
+    def __init__(
+        self,
+        options: RecordOptions,
+        writer: CaptureWriter,
+        source: Source,
+        command: Command | None,
+        loading: Loading,
+        notes: list[str],
+    ) -> None:
+        """Attach. Raises what loading raised, BadInputError for a library without functions to probe."""
         self._options = options
         self._writer = writer
         self._source = source
         self._command = command
         self.warnings: list[str] = []
-        self.notes: list[str] = []
         self.read_events = 0
-        self._closed = False
         self._lock = threading.Lock()
         self._counting = threading.Lock()
-        self._sampling = False
 
-        config = ProgramConfig(
-            stacks=options.stacks,
-            unwind=unwind_policy(options.unwind, self.notes.append),
-            mem_ring_bytes=options.ring_bytes,
-            call_ring_bytes=CALL_RING_BYTES,
-            live_entries=options.live_entries,
-            with_functions=True,
-            nvtx=records_marks(options, source.limits),
-            **launch_configuration(options),
-            mode=options.mode,
-            min_size=options.min_size,
-            sample_bytes=options.sample_bytes,
-        )
-        if options.mode == "census":
-            config.mem_ring_bytes = mmap.PAGESIZE  # nothing is sent there
-        self.notes += source.limits
-        scope.configure(options, config)
+        config = loading.config
         self._config_scope = config.scope
-        self._programs = load(config, options.loader)
+        self.notes = [*notes, *source.limits]
+        # Found while the programs still load.
+        self._libraries = libraries_before_start(command.arguments, dict(os.environ)) if command is not None else []
+        self._programs = loading.result()
         if options.sample_bytes:
             sampling.fill_gaps(self._programs.map("sample_gaps"), options.sample_bytes)
         source.loader = self._programs.name
@@ -155,7 +146,9 @@ class Session:
         self._samplers = SamplerSet(self.processes.alive, lambda: [options.cgroup] if options.cgroup else [])
         source.facts.update(self._samplers.facts())
         groups = ["memory", *(["launch", "kernel"] if options.launches else []), *(["heap"] if options.malloc else [])]
-        self._functions = FunctionProbes(self._programs, self._attachments, self._programs.map("functions"), groups)
+        self._functions = FunctionProbes(
+            self._programs, self._attachments, self._programs.map("functions"), groups, self.warnings.append
+        )
         self._marks = MarkProbes(self._functions, config.nvtx)
         self._mark_rows = Marks(SOURCE_ID)
         objects = KernelObjects(columns, self._sites, self._interner, self.exits)
@@ -173,10 +166,12 @@ class Session:
             schedule=Schedule(options.interval_s, options.flush_s) if census else None,
             unwound=self._unwound,
         )
+        began = time.perf_counter()
         self._attach(members)
-        self._sample_requested = threading.Event()
-        self._sampler_thread = threading.Thread(target=self._sample_loop, name="leakscope-sampler", daemon=True)
-        self._sampler_thread.start()
+        attach_ms = (time.perf_counter() - began) * 1e3
+        source.facts.update(load_ms=round(loading.milliseconds, 1), attach_ms=round(attach_ms, 1))
+        # What a census does not read out in time is not known by time.
+        self._sampler_thread = SamplerThread(self._sample, preferred=self._census_reader is not None)
         source.start_ns = monotonic_ns()
         source.anchors.append(read_anchor())
         source.probes = list(self._attachments.names)
@@ -231,14 +226,14 @@ class Session:
         return self._python_targets.lookup(pid.to_bytes(4, "little")) is not None
 
     def _attach(self, members: list[int]) -> None:
-        """Attach frees before allocations are seen as late as possible: libraries, processes, maps, objects."""
+        """Attach to libraries first, to what is most frequent last."""
         for library in self._options.libraries:
             if not self._functions.attach(str(library), any_name=True):
                 raise BadInputError(f"{library}: no CUDA function to probe in this file")
+        for path in self._libraries:
+            if self._functions.wants(path):
+                self._functions.attach(path)
         if self._command is not None:
-            for path in libraries_before_start(self._command.arguments, dict(os.environ)):
-                if self._functions.wants(path):
-                    self._functions.attach(path)
             self._marks.attach(str(NVTX_LIBRARY))
         pids = self._roots + members
         if self._options.everyone:
@@ -252,12 +247,7 @@ class Session:
                 self._marks.attach(path)
                 if self._functions.wants(path):
                     self._functions.attach(path)
-        # Kernels from 6.1 on lack the variants for NUMA nodes, which would only be told as failures there.
-        variants = tracepoints.OLD_NODE_VARIANTS.items()
-        present = {name: program for name, program in variants if self._types.raw_tracepoint_arguments(name)}
-        tracepoints.attach_classic(self._programs, self._attachments, tracepoints.PROCESS_LIVES)
-        tracepoints.attach_classic(self._programs, self._attachments, tracepoints.MAP_CALLS)
-        tracepoints.attach_raw(self._programs, self._attachments, tracepoints.KERNEL_OBJECTS | present)
+        tracepoints.attach_all(self._programs, self._attachments)
 
     def _on_map(self, event: SideBandEvent) -> None:
         """A library was mapped while the recording runs: attach to it, whoever mapped it (probes are by file)."""
@@ -270,6 +260,11 @@ class Session:
                         late = (monotonic_ns() - event.ts_ns) / 1e6
                         self.notes.append(f"attached to {event.text} {late:.0f} ms after process {event.pid} mapped it")
                     return
+
+    @property
+    def functions_attached(self) -> int:
+        """Functions of libraries that are probed."""
+        return sum(self._functions.attached.values())
 
     def drain(self) -> None:
         """Read all rings once and hand a batch to the sink when it is due."""
@@ -331,24 +326,12 @@ class Session:
     def request_sample(self) -> None:
         """Ask the sampler thread for one reading. While it is behind, what a census has counted is read here: the
         samplers make many short system calls, each of which may wait for another thread."""
-        if self._sampling:
+        if self._sampler_thread.busy:
             self._read_counts()
         else:
-            self._sample_requested.set()
+            self._sampler_thread.request()
 
-    def _sample_loop(self) -> None:
-        if self._census_reader is not None:
-            prefer_this_thread()  # what is not read out in time is not known by time
-        while True:
-            self._sample_requested.wait()
-            self._sample_requested.clear()
-            if self._closed:
-                return
-            self._sampling = True
-            self._sample()
-            self._sampling = False
-
-    def _sample(self, *, everything: bool = False) -> None:
+    def _sample(self, everything: bool) -> None:
         ts_ns = self._read_counts()
         if self._options.cgroup:
             for pid in scope.cgroup_members(self._options.cgroup):
@@ -393,7 +376,7 @@ class Session:
     def detach(self) -> None:
         """Stop all probes. Counters stay readable."""
         self._recursion = recursion_losses(self._attachments.programs)
-        self._attachments.close()
+        self._attachments.detach()
 
     _recursion: list[Loss] | None = None
 
@@ -401,9 +384,9 @@ class Session:
         """Stop probes, write everything that is left and the final manifest; the losses of the recording."""
         ended_ns = monotonic_ns()
         lines = Lines(self._writer, self._spaces)
-        self._stop_sampler()
+        self._sampler_thread.stop()
         if self.sink.error is None:
-            self._sample(everything=True)
+            self._sampler_thread.read_now(everything=True)
         if self._recursion is None:
             self.detach()
         if self.sink.error is None:
@@ -444,11 +427,6 @@ class Session:
             self.notes += lines.put_in_place()
         return losses
 
-    def _stop_sampler(self) -> None:
-        self._closed = True
-        self._sample_requested.set()
-        self._sampler_thread.join()
-
     def _facts(self) -> dict[str, Any]:
         return {
             "events_produced": sum(ring.submitted() for ring in (self._mem_ring, self._call_ring))
@@ -459,6 +437,7 @@ class Session:
             "stacks_unwound": self._unwound.unwound,
             "slab_cache_question": self._cache_of.reason or "bpf_get_kmem_cache",
             "functions_attached": self._functions.attached,
+            "functions_single_stepped": self._functions.stepped,
             "segments": segments_of(self._spaces),
             "notes": self.notes,
         }
@@ -469,6 +448,7 @@ class Session:
             detail = f"mappings smaller than --min-size: {self._small.small_bytes:,} bytes"
             losses.append(Loss("mappings", "below_min_size", self._small.small_objects, detail))
         losses += [Loss(probe, what, count, detail) for probe, what, count, detail in self._samplers.losses()]
+        losses += self._sampler_thread.losses()
         losses += [Loss(probe, "attach_failed", 1, reason) for probe, reason in self._attachments.failed]
         losses += self._launches.losses() if self._launches else []
         if self._side_band.lost:
@@ -501,8 +481,7 @@ class Session:
 
     def close(self) -> None:
         """Give everything back; safe to call twice and after an error."""
-        if not self._closed:
-            self._stop_sampler()
+        self._sampler_thread.stop()
         self._attachments.close()
         if self.sink.error is None:
             self.sink.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -60,6 +61,11 @@ class StatusLine:
         if self._shown:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
+
+
+def show_price(price: str) -> None:
+    """Say on stderr what the recording that begins now costs."""
+    print(f"leakscope: {price}", file=sys.stderr, flush=True)
 
 
 def render_summary(summary: Summary, stream: TextIO) -> None:

@@ -57,14 +57,22 @@ def recording_loader() -> tuple[str, str]:
     return loader, reasons[loader]
 
 
-def require_capable() -> None:
+def require_capable(loader: str = "auto", host: Host | None = None) -> None:
     """Return when recording is possible here; for use before a recording starts.
 
+    :param loader: the one that is asked for; what the others need is not looked at.
     :raises NotCapableError: in one line, what is missing first and the command that mends it.
     """
-    for capability in check_capabilities():
+    from leakscope.record.capabilities.checks import REQUIRED_CHECKS, check_bcc
+    from leakscope.record.capabilities.remedies import ordered
+
+    host = host or Host()
+    for check in REQUIRED_CHECKS:
+        if check is check_bcc and loader == "core":
+            continue
+        capability = check(host)
         if capability.blocks:
-            remedy = next(iter(capability.remedies.values()), "")
+            remedy = next(iter(ordered(capability.remedies, host.platform()).values()), "")
             raise NotCapableError(
                 f"cannot record: {capability.name} is missing: {capability.detail}"
                 + (f"; run: {remedy}" if remedy else "")

@@ -15,6 +15,7 @@ from leakscope.model.capability import Capability, State
 from leakscope.record.bcc_location import find_bcc, import_bcc
 from leakscope.record.capabilities import remedies, trials
 from leakscope.record.capabilities.host import Host
+from leakscope.record.capabilities.start import check_kernel_features, check_start
 
 # Bits of the capability sets, include/uapi/linux/capability.h.
 _CAPABILITY_BITS = {
@@ -323,7 +324,7 @@ def check_nvtx(host: Host) -> Capability:
     return Capability("NVTX library", "ok", detail, needed_for)
 
 
-CHECKS: tuple[Callable[[Host], Capability], ...] = (
+REQUIRED_CHECKS: tuple[Callable[[Host], Capability], ...] = (
     check_privilege,
     check_ring,
     check_raw_tracepoints,
@@ -333,6 +334,11 @@ CHECKS: tuple[Callable[[Host], Capability], ...] = (
     check_libbpf,
     check_bcc,
     check_memlock,
+)
+"""The checks of what nothing can be recorded without."""
+
+CHECKS: tuple[Callable[[Host], Capability], ...] = (
+    *REQUIRED_CHECKS,
     check_uprobes,
     check_libdw,
     check_side_band,
@@ -343,6 +349,8 @@ CHECKS: tuple[Callable[[Host], Capability], ...] = (
     check_pid_namespace,
     check_nvml,
     check_nvtx,
+    check_kernel_features,
+    check_start,
 )
 """All checks of the host, what is required first."""
 

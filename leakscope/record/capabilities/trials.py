@@ -63,6 +63,11 @@ def load_tracing_program() -> int:
     return _load(_PROG_TYPE_RAW_TRACEPOINT, _RETURN_0)
 
 
+def load_uprobe_program() -> int:
+    """The smallest program for uprobe_multi links (Linux 6.6)."""
+    return _load(_PROG_TYPE_KPROBE, _RETURN_0, bpf.BPF_TRACE_UPROBE_MULTI)
+
+
 def load_kernel_reader() -> int:
     """A program that reads kernel memory; lockdown=confidentiality refuses it."""
     return _load(_PROG_TYPE_RAW_TRACEPOINT, _READ_KERNEL + _RETURN_0)
@@ -82,7 +87,7 @@ def attach_raw_tracepoint() -> int:
 def attach_uprobe_multi() -> int:
     """A uprobe_multi link (Linux 6.6) on a file that nothing maps, so that no process is touched."""
     with (
-        _closing(_load(_PROG_TYPE_KPROBE, _RETURN_0, bpf.BPF_TRACE_UPROBE_MULTI)) as program,
+        _closing(load_uprobe_program()) as program,
         _unmapped_file() as path,
     ):
         return bpf.link_uprobe_multi(program, path, [0], [0], at_return=False)

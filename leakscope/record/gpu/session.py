@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from leakscope.model.recording import Loss
@@ -16,22 +14,6 @@ from leakscope.record.loader import LoadedPrograms
 from leakscope.record.options import RecordOptions
 from leakscope.record.ring import Ring
 from leakscope.record.symbols.address_space import AddressSpaces, Module
-
-_LAUNCH_RING_BYTES = 16 << 20
-_KERNEL_RING_BYTES = 8 << 20
-_LAYOUT_ENTRIES = 8192
-
-
-def launch_configuration(options: RecordOptions) -> dict[str, Any]:
-    """The fields of ProgramConfig that launches need; {} for a recording without them."""
-    if not options.launches:
-        return {}
-    return {
-        "launch_args": options.launch_args,
-        "launch_ring_bytes": _LAUNCH_RING_BYTES if options.launch_args else 4096,
-        "kernel_ring_bytes": _KERNEL_RING_BYTES,
-        "layout_entries": _LAYOUT_ENTRIES,
-    }
 
 
 class LaunchRecording:

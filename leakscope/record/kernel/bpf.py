@@ -9,12 +9,16 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+from array import array
 from collections.abc import Iterator, Sequence
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from leakscope.record.kernel.syscalls import syscall
 
+if TYPE_CHECKING:
+    import numpy as np
+
+_BPF_MAP_CREATE = 0
 _BPF_MAP_LOOKUP_ELEM = 1
 _BPF_MAP_UPDATE_ELEM = 2
 _BPF_MAP_DELETE_ELEM = 3
@@ -23,6 +27,7 @@ _BPF_RAW_TRACEPOINT_OPEN = 17
 _BPF_MAP_LOOKUP_BATCH = 24
 _BPF_LINK_CREATE = 28
 
+_NAME_BYTES = 16  # BPF_OBJ_NAME_LEN
 BPF_PERF_EVENT = 41
 BPF_TRACE_UPROBE_MULTI = 48
 _BPF_F_UPROBE_MULTI_RETURN = 1
@@ -32,6 +37,14 @@ def _bpf(command: int, attr: bytes) -> int:
     """Call bpf(2); raises OSError with the kernel's errno."""
     buffer = ctypes.create_string_buffer(attr, max(len(attr), 128))
     return syscall("bpf", command, ctypes.addressof(buffer), len(buffer))
+
+
+def create_map(map_type: int, key_bytes: int, value_bytes: int, entries: int, *, flags: int = 0, name: str = "") -> int:
+    """Make a map (type as in enum bpf_map_type); its descriptor. Raises OSError with the kernel's errno."""
+    attr = struct.pack(
+        "=IIIII II16s", map_type, key_bytes, value_bytes, entries, flags, 0, 0, name.encode()[: _NAME_BYTES - 1]
+    )
+    return _bpf(_BPF_MAP_CREATE, attr)
 
 
 def open_raw_tracepoint(program_fd: int, name: str) -> int:
@@ -53,8 +66,7 @@ def link_uprobe_multi(
     Closing 120 single uprobes takes 13 s, closing this link 64 ms. `offsets` are file offsets.
     """
     name = ctypes.create_string_buffer(os.fsencode(path))
-    offset_array = np.asarray(offsets, dtype=np.uint64)
-    cookie_array = np.asarray(cookies, dtype=np.uint64)
+    offset_array, cookie_array = array("Q", offsets), array("Q", cookies)
     attr = struct.pack(
         "=IIII QQQQ II",
         program_fd,
@@ -62,9 +74,9 @@ def link_uprobe_multi(
         BPF_TRACE_UPROBE_MULTI,
         0,
         ctypes.addressof(name),
-        offset_array.ctypes.data,
+        offset_array.buffer_info()[0],
         0,
-        cookie_array.ctypes.data,
+        cookie_array.buffer_info()[0],
         len(offset_array),
         _BPF_F_UPROBE_MULTI_RETURN if at_return else 0,
     )
@@ -117,6 +129,8 @@ class Map:
         Hash maps only. Uses BPF_MAP_LOOKUP_BATCH (kernel 5.6, 057996380a42); entries that change meanwhile may
         be seen or not, each at most once a bucket.
         """
+        import numpy as np  # here, so that programs load without it
+
         keys: list[np.ndarray] = []
         values: list[np.ndarray] = []
         for some_keys, some_values in self.batches(batch):
@@ -126,6 +140,8 @@ class Map:
 
     def batches(self, batch: int = 4096) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The arrays of :meth:`read_all` piece by piece, so that a map of millions is never in memory at once."""
+        import numpy as np
+
         cursor_in, cursor_out = (
             ctypes.create_string_buffer(max(4, self.key_bytes)),
             ctypes.create_string_buffer(max(4, self.key_bytes)),

@@ -8,10 +8,24 @@ from __future__ import annotations
 import ctypes
 import struct
 from functools import cached_property
+from pathlib import Path
 
 from leakscope.errors import NotCapableError
 
 _KIND_PTR, _KIND_STRUCT, _KIND_ENUM, _KIND_TYPEDEF, _KIND_CONST, _KIND_FUNC, _KIND_FUNC_PROTO = 2, 4, 6, 8, 10, 12, 13
+
+
+_VMLINUX = Path("/sys/kernel/btf/vmlinux")
+
+
+_loaded: list[int] = []
+
+
+def _vmlinux(library: ctypes.PyDLL) -> int | None:
+    """The kernel's types as libbpf holds them, read once a process: they do not change."""
+    if not _loaded and (btf := library.btf__load_vmlinux_btf()):
+        _loaded.append(int(btf))
+    return _loaded[0] if _loaded else None
 
 
 class KernelTypes:
@@ -19,7 +33,8 @@ class KernelTypes:
 
     def __init__(self) -> None:
         try:
-            self._lib = ctypes.CDLL("libbpf.so.1")
+            # Keeps Python's lock: its calls are short and many, and other threads may be importing meanwhile.
+            self._lib = ctypes.PyDLL("libbpf.so.1")
         except OSError as error:
             raise NotCapableError(
                 "libbpf.so.1 is not installed; install it (Debian/Ubuntu: apt-get install libbpf1; "
@@ -38,7 +53,7 @@ class KernelTypes:
 
     @cached_property
     def _btf(self) -> int:
-        btf = self._lib.btf__load_vmlinux_btf()
+        btf = _vmlinux(self._lib)
         if not btf:
             raise NotCapableError(
                 "the kernel has no type information (/sys/kernel/btf/vmlinux); it needs CONFIG_DEBUG_INFO_BTF"
@@ -101,9 +116,11 @@ class KernelTypes:
     def enum_bit(self, name: str) -> int:
         """1 << value of an enumerator such as ___GFP_ACCOUNT_BIT (in BTF since v6.9); 0 where it is not known.
 
-        Enumerators are not indexed by name: this walks all types, some 0.3 s.
+        Enumerators are not indexed by name: this walks all types, some 0.3 s, where the name is there at all.
         """
         wanted = name.encode()
+        if b"\0" + wanted + b"\0" not in _VMLINUX.read_bytes():
+            return 0
         for type_id in range(1, self._lib.btf__type_cnt(self._btf)):
             address = self._lib.btf__type_by_id(self._btf, type_id)
             info = struct.unpack("=I", ctypes.string_at(address + 4, 4))[0]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import bpf_programs
 from leakscope.errors import BadInputError, NotCapableError
 from leakscope.record.bcc_location import import_bcc
 from leakscope.record.loader.base import LoadedPrograms, ProgramConfig
 
-__all__ = ["LOADERS", "LoadedPrograms", "ProgramConfig", "choose", "load"]
+__all__ = ["LOADERS", "LoadedPrograms", "Loading", "ProgramConfig", "choose", "load"]
 
 LOADERS = ("auto", "bcc", "core")
 
@@ -39,3 +42,43 @@ def load(config: ProgramConfig, loader: str = "auto") -> LoadedPrograms:
     from leakscope.record.loader.bcc import BccPrograms
 
     return BccPrograms(config)
+
+
+class Loading:
+    """Programs that a thread of their own loads from now on, while the caller does other things.
+
+    Compiling, clearing the memory of maps and the kernel's verifier all run outside of Python's lock.
+    """
+
+    def __init__(self, config: ProgramConfig, loader: str = "auto") -> None:
+        self.config = config
+        self.milliseconds = 0.0
+        """How long loading took, compilation included; 0 until it has ended."""
+        self._loader = loader
+        self._programs: LoadedPrograms | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="leakscope-loader", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        began = time.perf_counter()
+        try:
+            self._programs = load(self.config, self._loader)
+        except BaseException as error:
+            self._error = error
+        self.milliseconds = (time.perf_counter() - began) * 1e3
+
+    def result(self) -> LoadedPrograms:
+        """The loaded programs, once they are; raises what :func:`load` raised. They are the caller's to close."""
+        self._thread.join()
+        programs, self._programs = self._programs, None
+        if programs is None:
+            raise self._error or RuntimeError("the programs were taken before")
+        return programs
+
+    def close(self) -> None:
+        """Wait for the end of loading and unload what nobody took."""
+        self._thread.join()
+        if self._programs is not None:
+            self._programs.close()
+            self._programs = None

@@ -64,8 +64,6 @@ class ProgramConfig:
         """All CONFIG_* values, the kernel's offsets included. Raises NotCapableError where BTF is missing."""
         types = KernelTypes()
         cpus = os.cpu_count() or 1
-        newtask = field_offsets("task", "task_newtask")
-        exit_fields = field_offsets("sched", "sched_process_exit")
         rss = field_offsets("kmem", "rss_stat")
         arguments = types.raw_tracepoint_arguments("kmem_cache_alloc")
         if arguments is None:
@@ -107,9 +105,8 @@ class ProgramConfig:
             "CACHE_NAME": types.member_offset("kmem_cache", "name") or 0,
             "CACHE_SIZE": types.member_offset("kmem_cache", "size") or 0,
             "CACHE_OBJECT_SIZE": types.member_offset("kmem_cache", "object_size") or 0,
-            "NEWTASK_PID": newtask.get("pid", 8),
-            "NEWTASK_CLONE_FLAGS": newtask.get("clone_flags", 32),
-            "EXIT_GROUP_DEAD": exit_fields.get("group_dead", -1),
+            "TASK_PID": types.member_offset("task_struct", "pid") or 0,
+            "EXIT_HAS_GROUP_DEAD": int(len(types.raw_tracepoint_arguments("sched_process_exit") or []) > 1),
             **{f"NR_{name.upper()}": number(name) for name in ("mmap", "munmap", "mremap", "brk", "madvise")},
             "RSS_CURR": rss.get("curr", 12),
             "RSS_MEMBER": rss.get("member", 16),
@@ -121,6 +118,7 @@ class ProgramConfig:
             "KERNEL_RING_BYTES": self.kernel_ring_bytes,
             "LAYOUT_ENTRIES": self.layout_entries,
             "PID_NUMBERS": types.member_offset("pid", "numbers") or 0,
+            "HAS_LOOP": int(types.function_id("bpf_loop") is not None),
             "UNWIND": UNWIND_POLICIES[self.unwind],
             "CPUS": possible_cpus(),
         }

@@ -7,14 +7,14 @@ import os
 import re
 import struct
 import sys
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import bpf_programs
 from leakscope.errors import NotCapableError
-from leakscope.record.kernel.bpf import BPF_TRACE_UPROBE_MULTI, Map, map_facts
+from leakscope.record.kernel.bpf import BPF_TRACE_UPROBE_MULTI, Map, create_map, map_facts, possible_cpus
 from leakscope.record.loader.base import ProgramConfig
+from leakscope.record.loader.libbpf import libbpf, map_refusal, one_line, refusal
 
 _MAP_SIZES = {
     "mem_ring": "MEM_RING_BYTES",
@@ -35,8 +35,9 @@ _MAP_SIZES = {
 }
 _UPROBES = ("on_function_entry", "on_function_return", "on_kernel_entry", "on_kernel_return", "on_mark")
 _PER_CPU_MAPS = frozenset({"counters", "site_states", "stack_budget", "identity_counts", "byte_countdowns"})
-
-_PRINTER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+_PER_CPU_TYPES = frozenset({5, 6, 10})  # BPF_MAP_TYPE_PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH
+_LARGE_BYTES = 1 << 20
+_MAKING_THREADS = 4
 
 
 def config_fields() -> list[str]:
@@ -44,67 +45,6 @@ def config_fields() -> list[str]:
     body = re.search(r"struct config \{(.*?)\};", (bpf_programs.DIRECTORY / "config.h").read_text(), re.DOTALL)
     assert body is not None
     return [name.upper() for name in re.findall(r"[us]64 (\w+);", body[1])]
-
-
-class _Libbpf:
-    """libbpf.so.1 with argument types; what it prints is kept for the message of a refusal."""
-
-    def __init__(self) -> None:
-        try:
-            self._library = ctypes.CDLL("libbpf.so.1", use_errno=True)
-        except OSError as error:
-            raise NotCapableError(
-                "libbpf.so.1 is not installed; install it (Debian/Ubuntu: apt-get install libbpf1; "
-                "Fedora/RHEL: dnf install libbpf)"
-            ) from error
-        pointer, text = ctypes.c_void_p, ctypes.c_char_p
-        signatures: dict[str, tuple[Any, list[Any]]] = {
-            "bpf_object__open_file": (pointer, [text, pointer]),
-            "bpf_object__load": (ctypes.c_int, [pointer]),
-            "bpf_object__close": (None, [pointer]),
-            "bpf_object__find_map_by_name": (pointer, [pointer, text]),
-            "bpf_object__find_program_by_name": (pointer, [pointer, text]),
-            "bpf_object__next_map": (pointer, [pointer, pointer]),
-            "bpf_object__next_program": (pointer, [pointer, pointer]),
-            "bpf_map__set_max_entries": (ctypes.c_int, [pointer, ctypes.c_uint32]),
-            "bpf_map__initial_value": (pointer, [pointer, ctypes.POINTER(ctypes.c_size_t)]),
-            "bpf_map__fd": (ctypes.c_int, [pointer]),
-            "bpf_map__name": (text, [pointer]),
-            "bpf_map__reuse_fd": (ctypes.c_int, [pointer, ctypes.c_int]),
-            "bpf_program__fd": (ctypes.c_int, [pointer]),
-            "bpf_program__name": (text, [pointer]),
-            "bpf_program__set_autoload": (ctypes.c_int, [pointer, ctypes.c_bool]),
-            "bpf_program__set_expected_attach_type": (ctypes.c_int, [pointer, ctypes.c_int]),
-            "libbpf_set_print": (pointer, [pointer]),
-        }
-        for name, (result, arguments) in signatures.items():
-            function = getattr(self._library, name)
-            function.restype, function.argtypes = result, arguments
-        self._libc = ctypes.CDLL(None)
-        self._messages: list[str] = []
-        self._printer = _PRINTER(self._print)  # kept: libbpf calls it later
-        self._library.libbpf_set_print(ctypes.cast(self._printer, pointer))
-
-    def _print(self, level: int, form: bytes, arguments: int) -> int:
-        if level <= 1:  # LIBBPF_WARN, LIBBPF_INFO
-            buffer = ctypes.create_string_buffer(4096)
-            self._libc.vsnprintf(buffer, ctypes.c_size_t(len(buffer)), form, ctypes.c_void_p(arguments))
-            self._messages.append(" ".join(buffer.value.decode(errors="replace").split()))
-        return 0
-
-    def messages(self) -> str:
-        """What libbpf said since the last time, on one line."""
-        said, self._messages = self._messages, []
-        return " | ".join(said[-12:])[-2000:]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._library, name)
-
-
-@cache
-def _libbpf() -> _Libbpf:
-    """The library, kept for as long as the process: it prints through our function also when others call it."""
-    return _Libbpf()
 
 
 class CorePrograms:
@@ -117,21 +57,26 @@ class CorePrograms:
             raise NotCapableError(
                 f"{path} is not there: the programs were not built; run make build where clang is, or use --loader bcc"
             )
-        self._lib = _libbpf()
+        self._lib = libbpf()
         self._path = path
         self._constants = {**config.constants(), "SOURCES": bpf_programs.sources_id()}
         self._object = self._open(multi=True)
         for name, constant in _MAP_SIZES.items():
             self._lib.bpf_map__set_max_entries(self._find_map(name), self._constants[constant])
         self._lib.bpf_map__set_max_entries(self._find_map("stacks_overflow"), 4 * self._constants["STACK_ENTRIES"])
-        self._load(self._object)
         self._for_perf: int | None = None
+        try:
+            self._make_large_maps()
+            self._load(self._object)
+        except BaseException:
+            self.close()
+            raise
 
     def _open(self, *, multi: bool) -> int:
         handle = self._lib.bpf_object__open_file(os.fsencode(self._path), None)
         if not handle:
             raise NotCapableError(
-                f"{self._path} cannot be opened: {self._lib.messages()}; it is damaged: run make build again"
+                f"{self._path} cannot be opened: {one_line(self._lib.messages())}; it is damaged: run make build again"
             )
         size = ctypes.c_size_t()
         rodata = self._lib.bpf_object__find_map_by_name(handle, b".rodata")
@@ -150,10 +95,41 @@ class CorePrograms:
                 )
         return int(handle)
 
+    def _make_large_maps(self) -> None:
+        """Make the maps of MiB side by side: the kernel clears all their memory, most of the time of loading."""
+        found = self._lib.bpf_object__next_map(self._object, None)
+        large = []
+        while found:
+            if self._map_bytes(found) >= _LARGE_BYTES:
+                large.append(found)
+            found = self._lib.bpf_object__next_map(self._object, found)
+        large.sort(key=self._map_bytes, reverse=True)
+        with ThreadPoolExecutor(_MAKING_THREADS) as pool:
+            for _ in pool.map(self._make_map, large):
+                pass
+
+    def _map_bytes(self, found: int) -> int:
+        """At least so much memory a map takes."""
+        entries = int(self._lib.bpf_map__max_entries(found))
+        each = int(self._lib.bpf_map__key_size(found) + self._lib.bpf_map__value_size(found))
+        return entries * (each or 1) * (possible_cpus() if self._lib.bpf_map__type(found) in _PER_CPU_TYPES else 1)
+
+    def _make_map(self, found: int) -> None:
+        lib = self._lib
+        name = lib.bpf_map__name(found).decode()
+        sizes = lib.bpf_map__key_size(found), lib.bpf_map__value_size(found), lib.bpf_map__max_entries(found)
+        try:
+            fd = create_map(lib.bpf_map__type(found), *sizes, flags=lib.bpf_map__map_flags(found), name=name)
+        except OSError as error:
+            raise map_refusal(name, error.errno or 0) from error
+        lib.bpf_map__reuse_fd(found, fd)  # libbpf keeps a descriptor of its own
+        os.close(fd)
+
     def _load(self, handle: int) -> None:
+        self._lib.messages()
         error = self._lib.bpf_object__load(handle)
         if error:
-            raise NotCapableError(f"the kernel refused the programs: {os.strerror(-error)}: {self._lib.messages()}")
+            raise refusal(-error, self._lib.messages())
 
     def _find_map(self, name: str) -> int:
         found = self._lib.bpf_object__find_map_by_name(self._object, name.encode())

@@ -7,13 +7,15 @@ import errno
 import os
 import re
 import subprocess
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from leakscope.record.kernel import bpf, perf
 from leakscope.record.kernel.bpf import Map
 from leakscope.record.loader import LoadedPrograms
+from leakscope.record.probes.entry_points import LONGEST_ENTRY_BYTES, EntryPoint, entry_point
 from leakscope.record.probes.functions import FUNCTIONS, LIBRARY_PATTERNS
 from leakscope.record.probes.tracepoints import Attachments
 from leakscope.symbols.elf import ElfFile
@@ -40,14 +42,21 @@ class FunctionProbes:
     """
 
     def __init__(
-        self, programs: LoadedPrograms, attachments: Attachments, functions_map: Map, groups: Iterable[str]
+        self,
+        programs: LoadedPrograms,
+        attachments: Attachments,
+        functions_map: Map,
+        groups: Iterable[str],
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._programs = programs
         self._attachments = attachments
         self._groups = set(groups)
         self._seen: set[tuple[int, int]] = set()
         self._multi = os.environ.get("LEAKSCOPE_UPROBES") != "perf"
+        self._warn = warn
         self.attached: dict[str, int] = {}  # path: functions
+        self.stepped: dict[str, list[str]] = {}  # path: functions whose probe is single-stepped
         for index, probe in enumerate(FUNCTIONS):
             functions_map.update(index.to_bytes(4, "little"), probe.spec(probe.group in self._groups))
 
@@ -67,23 +76,25 @@ class FunctionProbes:
             if (stat.st_dev, stat.st_ino) in self._seen:
                 return 0
             self._seen.add((stat.st_dev, stat.st_ino))
-            offsets = ElfFile(Path(path).read_bytes()).function_offsets()
+            data = Path(path).read_bytes()
+            offsets = ElfFile(data).function_offsets()
         except (OSError, ValueError) as error:
             self._attachments.failed.append((f"uprobe:{path}", str(error)))
             return 0
         library = library_of(path)
-        wanted = [
-            (offsets[probe.api], index)
+        found = {
+            index: entry_point(data[offsets[probe.api] : offsets[probe.api] + LONGEST_ENTRY_BYTES])
             for index, probe in enumerate(FUNCTIONS)
             if probe.group in self._groups
             and probe.api in offsets
             and (probe.library == library or (any_name and probe.library != "libc"))
-        ]
-        if not wanted:
+        }
+        if not found:
             return 0
         by_programs: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        for offset, index in wanted:
+        for index, place in found.items():
             programs = PROGRAMS.get(FUNCTIONS[index].group, FUNCTION_PROGRAMS)
+            offset = offsets[FUNCTIONS[index].api] + place.skipped_bytes
             by_programs.setdefault(programs, []).append((offset, index))
         # Returns first: a call that enters before its return is probed would stay open.
         for (entry, at_return), places in by_programs.items():
@@ -93,10 +104,32 @@ class FunctionProbes:
             except OSError as error:
                 self._attachments.failed.append((f"uprobe:{path}", str(error.strerror)))
                 return 0
-        self.attached[path] = len(wanted)
+        self.attached[path] = len(found)
+        self._tell_stepped(path, {FUNCTIONS[index].api: place for index, place in found.items()})
         how = "" if self._multi else ", a perf event each"
-        self._attachments.names.append(f"uprobe:{path} ({len(wanted)} functions{how})")
-        return len(wanted)
+        self._attachments.names.append(f"uprobe:{path} ({len(found)} functions{how})")
+        return len(found)
+
+    def _tell_stepped(self, path: str, entries: dict[str, EntryPoint]) -> None:
+        """Warn, once a file, of functions whose probe costs many times the usual, with the price on this host."""
+        names = defaultdict[str, list[str]](list)
+        for api, entry in entries.items():
+            if not entry.emulated:
+                names[entry.instruction].append(api)
+        if not names:
+            return
+        from leakscope.record.probes.uprobe_price import is_stepped, price_of_stepping
+
+        prices = {instruction: price_of_stepping(instruction) for instruction in names}
+        stepped = [api for instruction, apis in names.items() if is_stepped(prices[instruction]) for api in apis]
+        if not stepped:
+            return
+        self.stepped[path] = stepped
+        known = [price for price in prices.values() if price is not None]
+        worst = max(known, key=lambda price: price.stepped_ns, default=None)
+        several = f" and {len(stepped) - 1} more" if len(stepped) > 1 else ""
+        costs = worst.text() if worst is not None else "some 10 µs a call (not measured on this host)"
+        self._warn(f"{stepped[0]}{several} in {path}: the probe is single-stepped: {costs}")
 
     def attach_program(self, program: str, path: str, wanted: list[tuple[int, int]]) -> None:
         """Attach another uprobe program to entries (file offset, cookie) of a file. Raises OSError."""
@@ -126,7 +159,7 @@ class FunctionProbes:
         self._attachments.programs[program] = fd
         for offset, index in wanted:
             event = perf.open_uprobe(path, offset, at_return=at_return)
-            self._attachments.descriptors.append(event)
+            self._attachments.events.append(event)
             self._attachments.descriptors.append(bpf.link_perf_event(fd, event, index))
 
 

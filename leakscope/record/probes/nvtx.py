@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bpf_programs import NVTX_LIBRARY
 from leakscope.record.options import RecordOptions
-from leakscope.record.probes.libraries import FunctionProbes
-from leakscope.symbols.elf import ElfFile
+from leakscope.record.probes.entry_points import LONGEST_ENTRY_BYTES, entry_point
+
+if TYPE_CHECKING:
+    from leakscope.record.probes.libraries import FunctionProbes
 
 VARIABLE = "NVTX_INJECTION64_PATH"
 PROGRAM = "on_mark"
@@ -92,6 +95,8 @@ class MarkProbes:
         """Attach to the library at a path; does nothing for any other file. Failures are noted, not raised."""
         if not self._enabled or not is_injection_library(path):
             return
+        from leakscope.symbols.elf import ElfFile  # here: numpy is not needed to decide about an environment
+
         try:
             stat = Path(path).stat()
             if (stat.st_dev, stat.st_ino) in self._seen:
@@ -99,8 +104,13 @@ class MarkProbes:
             if stat.st_size > MAX_LIBRARY_BYTES:
                 raise ValueError("too large to be the injection library")
             self._seen.add((stat.st_dev, stat.st_ino))
-            offsets = ElfFile(Path(path).read_bytes()).function_offsets()
-            wanted = [(offsets[name], index) for index, name in enumerate(FUNCTIONS) if name in offsets]
+            data = Path(path).read_bytes()
+            offsets = ElfFile(data).function_offsets()
+            wanted = [
+                (at + entry_point(data[at : at + LONGEST_ENTRY_BYTES]).skipped_bytes, index)
+                for index, name in enumerate(FUNCTIONS)
+                if (at := offsets.get(name)) is not None
+            ]
             if len(wanted) < len(FUNCTIONS):
                 raise ValueError("not the injection library of this leakscope: a function is missing")
             self._functions.attach_program(PROGRAM, path, wanted)

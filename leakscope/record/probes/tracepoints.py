@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from leakscope.record.kernel import bpf, perf
+from leakscope.record.kernel.btf import KernelTypes
 from leakscope.record.kernel.tracefs import tracepoint_id
 from leakscope.record.loader import LoadedPrograms
 
@@ -24,11 +26,14 @@ OLD_NODE_VARIANTS = {"kmalloc_node": "on_kmalloc", "kmem_cache_alloc_node": "on_
 """Before v6.1 (2c1d697fb8ba) NUMA-aware allocations had tracepoints of their own, with the same first arguments."""
 
 PROCESS_LIVES = {
-    ("task", "task_newtask"): "on_new_task",
-    ("sched", "sched_process_exit"): "on_process_exit",
-    ("sched", "sched_process_exec"): "on_process_exec",
-    ("kmem", "rss_stat"): "on_rss_stat",
+    "task_newtask": "on_new_task",
+    "sched_process_exit": "on_process_exit",
+    "sched_process_exec": "on_process_exec",
 }
+"""Raw tracepoints, too."""
+
+RESIDENT_SETS = {("kmem", "rss_stat"): "on_rss_stat"}
+"""A classic one: the kernel sums a counter over all CPUs for it, which a raw one does not show."""
 
 MAP_CALLS = {
     ("syscalls", f"sys_{when}_{call}"): f"on_{when}_map_call"
@@ -41,19 +46,44 @@ CLOSING_THREADS = 32
 
 @dataclass
 class Attachments:
-    """What is attached: descriptors to close, names for the manifest, and what could not be attached and why."""
+    """What is attached: descriptors to close, names for the manifest, and what could not be attached and why.
+
+    `descriptors` are of links, `events` of the perf events that some of them link a program to.
+    """
 
     descriptors: list[int] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
     programs: dict[str, int] = field(default_factory=dict)  # program name: its descriptor, for its counters
     names: list[str] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
+    _closing: threading.Thread | None = None
+
+    def detach(self) -> None:
+        """End all links: no program runs afterwards.
+
+        The kernel waits for RCU at each; side by side these waits are one. The events behind the links are closed in
+        the background: there each waits with a lock held, 40 ms one after another. :meth:`close` waits for them.
+        """
+        links, self.descriptors = self.descriptors, []
+        if links:
+            with ThreadPoolExecutor(min(len(links), CLOSING_THREADS)) as pool:
+                list(pool.map(os.close, reversed(links)))
+        events, self.events = self.events, []
+        if events:
+            self._closing = threading.Thread(target=_close_all, args=(events,), name="leakscope-closing")
+            self._closing.start()
 
     def close(self) -> None:
-        """Detach everything. The kernel waits for RCU at each close: side by side these waits are one."""
-        descriptors, self.descriptors = self.descriptors, []
-        if descriptors:
-            with ThreadPoolExecutor(min(len(descriptors), CLOSING_THREADS)) as pool:
-                list(pool.map(os.close, reversed(descriptors)))
+        """Detach, and return when everything is closed."""
+        self.detach()
+        if self._closing is not None:
+            self._closing.join()
+            self._closing = None
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def attach_raw(programs: LoadedPrograms, attachments: Attachments, tracepoints: dict[str, str]) -> None:
@@ -80,10 +110,21 @@ def attach_classic(programs: LoadedPrograms, attachments: Attachments, tracepoin
         try:
             fd = programs.program(program, "tracepoint")
             event = perf.open_tracepoint(number)
-            attachments.descriptors.append(event)
+            attachments.events.append(event)
             attachments.descriptors.append(bpf.link_perf_event(fd, event))
         except OSError as error:
             attachments.failed.append((label, str(error.strerror)))
             continue
         attachments.programs[program] = fd
         attachments.names.append(label)
+
+
+def attach_all(programs: LoadedPrograms, attachments: Attachments) -> None:
+    """Attach to processes, maps and kernel objects, in that order: frees are seen before the allocations they end."""
+    # Kernels from 6.1 on lack the variants for NUMA nodes, which would only be told as failures there.
+    types = KernelTypes()
+    variants = {name: program for name, program in OLD_NODE_VARIANTS.items() if types.raw_tracepoint_arguments(name)}
+    attach_raw(programs, attachments, PROCESS_LIVES)
+    attach_classic(programs, attachments, RESIDENT_SETS)
+    attach_classic(programs, attachments, MAP_CALLS)
+    attach_raw(programs, attachments, KERNEL_OBJECTS | variants)

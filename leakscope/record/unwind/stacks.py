@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,8 +13,9 @@ from leakscope.record.kernel.bpf import Map
 from leakscope.record.symbols.address_space import AddressSpace, AddressSpaces, Module
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.unwind.known import KnownPaths
-from leakscope.record.unwind.libdw import Dwfl, LibdwUnavailableError, libdw, stack_pointer
+from leakscope.record.unwind.libdw import Dwfl, stack_pointer
 from leakscope.record.unwind.paths import STACK_REACH, Path, program_counter_place, restore_returns, stack_pointer_place
+from leakscope.record.unwind.policy import unwind_policy
 
 TIME_SHARE = 0.25
 """Of a CPU's time that goes into unwinding, averaged over :data:`TIME_BURST_S`. Dumps beyond are not unwound."""
@@ -24,17 +24,6 @@ MAX_LAYOUTS = 64
 """Address spaces whose files are kept open; the least recently used one gives way."""
 MAX_PATHS = 64
 """Paths to one program counter that are compared with a dump before it is unwound."""
-
-
-def unwind_policy(wanted: str, note: Callable[[str], None]) -> str:
-    """What can be done here of a policy (none, gpu or all); `note` is told why it is less."""
-    if wanted != "none":
-        try:
-            libdw()
-        except LibdwUnavailableError as error:
-            note(f"native stacks are those of frame pointers alone: {error} (install libdw1)")
-            return "none"
-    return wanted
 
 
 def unwind_losses(wanted: str, stacks: UnwoundStacks) -> list[Loss]:
