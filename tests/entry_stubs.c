@@ -46,8 +46,8 @@ __attribute__((used, visibility("hidden"))) int allocate(void **where, size_t by
 	return bytes == 0;
 }
 
-#define BEGIN(name) ".globl " #name "\n.type " #name ",@function\n" #name ":\n"
-#define END(name) ".size " #name ",.-" #name "\n"
+#define BEGIN(name) ".globl " #name "\n.type " #name ",@function\n" #name ":\n.cfi_startproc\n"
+#define END(name) ".cfi_endproc\n.size " #name ",.-" #name "\n"
 
 __asm__(".text\n"
 	/* endbr64 and a push that a frame-pointer walk knows; one that it does not know; a branch */
