@@ -41,6 +41,7 @@ class ProgramConfig:
     mem_ring_bytes: int = 64 << 20
     call_ring_bytes: int = 8 << 20
     dump_ring_bytes: int = 16 << 20  # 1,000 stack dumps
+    path_entries: int = 4096  # 2.7 KiB each
     live_entries: int = 1 << 20
     page_entries: int = 1 << 17
     range_entries: int = 1 << 18
@@ -77,6 +78,7 @@ class ProgramConfig:
             "MEM_RING_BYTES": self.mem_ring_bytes,
             "CALL_RING_BYTES": self.call_ring_bytes,
             "DUMP_RING_BYTES": self.dump_ring_bytes if self.unwind != "none" else mmap.PAGESIZE,
+            "PATH_ENTRIES": self.path_entries if self.unwind != "none" else 64,
             "LIVE_ENTRIES": self.live_entries,
             "LIVE_DELETE_ABOVE": self.live_entries * 3 // 4 // cpus,
             "PAGE_ENTRIES": self.page_entries,

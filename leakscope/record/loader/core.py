@@ -20,6 +20,7 @@ _MAP_SIZES = {
     "mem_ring": "MEM_RING_BYTES",
     "call_ring": "CALL_RING_BYTES",
     "dump_ring": "DUMP_RING_BYTES",
+    "unwound_paths": "PATH_ENTRIES",
     "stacks": "STACK_ENTRIES",
     "sites": "SITE_ENTRIES",
     "site_states": "SITE_ENTRIES",
