@@ -380,5 +380,5 @@ PERCPU_ARRAY(python_scratch, struct python_scratch, 1);
 /* Stack dumps */
 RING(dump_ring, CONFIG_DUMP_RING_BYTES);
 PERCPU_ARRAY(dump_budget, struct bucket, 2); /* by enum dump_share */
-LRU_HASH(unwound_paths, struct path_key, struct unwound_path, 4096);
+LRU_HASH(unwound_paths, struct path_key, struct unwound_path, CONFIG_PATH_ENTRIES);
 LRU_HASH(open_returns, u32, struct open_returns, 16384);

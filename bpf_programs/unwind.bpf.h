@@ -10,10 +10,11 @@
 
 enum unwind_policy { UNWIND_NONE = 0, UNWIND_GPU = 1, UNWIND_ALL = 2 };
 
-/* New dumps of a CPU: one each 2^20 ns (954 a second) with bursts of 128; beyond that frame pointers have to do. Calls of
+/* New dumps of a CPU: one each 2^20 ns (954 a second) with bursts; beyond that frame pointers have to do. Calls of
  * functions have a share of their own, so that kernel objects never take theirs. */
 #define DUMP_EVERY_SHIFT 20
-#define DUMP_BURST 128
+#define FUNCTION_DUMP_BURST 256
+#define KERNEL_DUMP_BURST 128
 enum dump_share { SHARE_FUNCTIONS = 0, SHARE_KERNEL = 1 };
 
 static inline int dump_allowed(u32 share)
@@ -22,7 +23,8 @@ static inline int dump_allowed(u32 share)
 
 	if (!budget)
 		return 0;
-	refill(budget, bpf_ktime_get_ns(), DUMP_EVERY_SHIFT, DUMP_BURST);
+	refill(budget, bpf_ktime_get_ns(), DUMP_EVERY_SHIFT,
+	       share == SHARE_FUNCTIONS ? FUNCTION_DUMP_BURST : KERNEL_DUMP_BURST);
 	if (!budget->tokens) {
 		count(COUNT_DUMP_SKIPPED);
 		return 0;

@@ -418,8 +418,12 @@ def test_a_socket_leak_in_python_is_attributed_to_its_line(bpf: None, tmp_path: 
     recording = record(tmp_path / "sockets.lscope", sample("leak_socketpair.py", "--count", 1009, "--pause-us", 1000))
     assert recording.code == 0, recording.stderr
     report = attribution(recording)
-    # then the leaking one is blamed, and the messages that are queued are all its own
+    # then the leaking one is blamed, by function, file and line, and in no finding the balanced one or libc
     assert blamed(report, "leak_socketpair.py", "kernel") == "open_session_and_forget"
+    findings = [finding for finding in (report["verdict"], *report["findings"]) if finding["verdict"] == "leak"]
+    named = {function_of(finding["culprit"]["frame"], "leak_socketpair.py") for finding in findings}
+    assert named == {"open_session_and_forget"}
+    # and the messages that are queued are all its own
     assert kept(report, "open_session_and_forget", "kmalloc", "kmalloc-cg-4k") == 1009
     assert kept(report, "open_session_and_close", "kmalloc", "kmalloc-cg-4k") == 0
 

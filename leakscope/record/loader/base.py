@@ -43,6 +43,7 @@ class ProgramConfig:
     call_ring_bytes: int = 8 << 20
     mark_ring_bytes: int = 4 << 20
     dump_ring_bytes: int = 16 << 20  # 1,000 stack dumps
+    path_entries: int = 4096  # 2.7 KiB each
     live_entries: int = 1 << 20
     page_entries: int = 1 << 17
     range_entries: int = 1 << 18
@@ -87,6 +88,7 @@ class ProgramConfig:
             "CALL_RING_BYTES": self.call_ring_bytes,
             "MARK_RING_BYTES": self.mark_ring_bytes if self.nvtx else mmap.PAGESIZE,
             "DUMP_RING_BYTES": self.dump_ring_bytes if self.unwind != "none" else mmap.PAGESIZE,
+            "PATH_ENTRIES": self.path_entries if self.unwind != "none" else 64,
             "LIVE_ENTRIES": self.live_entries,
             "LIVE_DELETE_ABOVE": self.live_entries * 3 // 4 // cpus,
             "PAGE_ENTRIES": self.page_entries,

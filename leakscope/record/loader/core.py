@@ -21,6 +21,7 @@ _MAP_SIZES = {
     "call_ring": "CALL_RING_BYTES",
     "mark_ring": "MARK_RING_BYTES",
     "dump_ring": "DUMP_RING_BYTES",
+    "unwound_paths": "PATH_ENTRIES",
     "stacks": "STACK_ENTRIES",
     "sites": "SITE_ENTRIES",
     "site_states": "SITE_ENTRIES",

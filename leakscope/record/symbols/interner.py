@@ -97,11 +97,19 @@ class Interner:
         key = (pid, map_id, caller)
         if key not in self._user_stacks:
             space = self._spaces.at(pid, ts_ns)
-            addresses = self._addresses(map_id)
-            if caller and space.find(caller) and caller not in addresses[:2]:
-                addresses.insert(1, caller)
-            self._user_stacks[key] = self.native_stack(pid, space, addresses)
+            self._user_stacks[key] = self.native_stack(pid, space, self.walked(space, map_id, caller))
         return self._user_stacks[key]
+
+    def walked(self, space: AddressSpace, map_id: int, caller: int) -> list[int]:
+        """Program counters of a walk by frame pointers, innermost first, with the caller that it missed."""
+        addresses = self._addresses(map_id) if map_id >= 0 else []
+        if addresses and caller and space.find(caller) and caller not in addresses[:2]:
+            addresses.insert(1, caller)
+        return addresses
+
+    def equate(self, pid: int, map_id: int, caller: int, stack: int) -> None:
+        """Let a walk by frame pointers, as given to :meth:`user_stack`, stand for a stack that is known otherwise."""
+        self._user_stacks[pid, map_id, caller] = stack
 
     def native_stack(self, pid: int, space: AddressSpace, addresses: Sequence[int]) -> int:
         """Stack id of program counters of one process, innermost first, return addresses but for the first."""
@@ -114,10 +122,6 @@ class Interner:
                 offset = address - mapping.start + mapping.file_offset
                 frames.append(self._user_frame(mapping.module.path, offset, mapping.module, int(depth > 0)))
         return self.stack(frames[::-1])
-
-    def depth(self, map_id: int) -> int:
-        """Frames of a stack in the stack map."""
-        return len(self._addresses(map_id)) if map_id >= 0 else 0
 
     def python_stacks(self, ids: np.ndarray) -> np.ndarray:
         """int32 stack ids of Python stacks by the ids that probes gave them."""

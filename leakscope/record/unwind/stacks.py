@@ -53,6 +53,11 @@ class _Layout:
         return path
 
 
+def _of_libc(space: AddressSpace, pc: int) -> bool:
+    mapping = space.find(pc)
+    return mapping is not None and mapping.module.path.rpartition("/")[2].startswith(("libc.so", "libc-2", "ld-musl"))
+
+
 _Mapped = tuple[tuple[int, str], ...]
 
 
@@ -114,9 +119,11 @@ class UnwoundStacks:
         own = dumps[rest[took]]
         stack = self._interner.native_stack(int(own["pid"][0]) if len(own) else 0, space, path.pcs)
         shorter = np.zeros(len(own), bool)
-        if not path.complete:
+        if path.complete:
+            self._equate(space, path, own, stack)
+        else:
             self.not_unwound["ended early"] += len(own)
-            depths = [self._interner.depth(map_id) + 1 for map_id in own["user_stack"].tolist()]
+            depths = [len(self._interner.walked(space, map_id, 0)) + 1 for map_id in own["user_stack"].tolist()]
             shorter = len(path.pcs) <= np.array(depths, np.int64)
         for number, by_frame_pointers, is_shorter in zip(
             own["id"].tolist(), own["user_stack"].tolist(), shorter.tolist(), strict=True
@@ -127,6 +134,19 @@ class UnwoundStacks:
         for index in np.unique(sp, return_index=True)[1]:
             self._known.add(path, own[index])
         return np.asarray(rest[~took])
+
+    def _equate(self, space: AddressSpace, path: Path, dumps: np.ndarray, stack: int) -> None:
+        """Let walks by frame pointers that reached the start of the thread stand for its unwound stack.
+
+        Whether a frame keeps its frame pointer is a property of its program counter: a walk that found the very frames
+        of the unwound stack finds them whenever it looks like this. Above them is libc's start of a thread or program.
+        """
+        columns = dumps["pid"].tolist(), dumps["user_stack"].tolist(), dumps["stack"][:, 0].tolist()
+        for pid, map_id, caller in set(zip(*columns, strict=True)):
+            walked = self._interner.walked(space, map_id, caller)
+            above = path.pcs[len(walked) - 1 : -1]  # from the last that was walked to the entry of the program
+            if walked and path.pcs[: len(walked)] == tuple(walked) and all(_of_libc(space, pc) for pc in above):
+                self._interner.equate(pid, map_id, caller, stack)
 
     def _fall_back(self, dumps: np.ndarray, reason: str) -> None:
         self.not_unwound[reason] += len(dumps)
