@@ -102,6 +102,18 @@ static inline s32 user_stack_id(void *ctx)
 	return id; /* other errors: a kernel thread has no user stack */
 }
 
+static inline void refill(struct bucket *bucket, u64 now, u64 every_shift, u64 most)
+{
+	u64 earned = (now - bucket->refilled_ns) >> every_shift;
+
+	if (!earned)
+		return;
+	bucket->refilled_ns = now;
+	bucket->tokens += earned;
+	if (bucket->tokens > most)
+		bucket->tokens = most;
+}
+
 static inline struct call_record *reserve_call(void)
 {
 	struct call_record *record;

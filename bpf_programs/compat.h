@@ -42,6 +42,11 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define REG_SP(ctx) ((ctx)->sp)
 #define REG_SP_OFFSET (31 * 8)
 #define REG_SYSCALL_OFFSET -1
+#define REG_IP_OFFSET (32 * 8)
+#define REG_MODE_OFFSET (33 * 8) /* pstate */
+#define IS_USER_MODE(mode) (((mode) & 15) == 0)
+#define REG_SAVED_OFFSET (19 * 8) /* what a call preserves: x19 to x29, the frame pointer last */
+#define REG_SAVED_COUNT 11
 /* Where a system call's arguments still stand at its exit; the first one moved to orig_x0, behind user_pt_regs. */
 #define REG_SYSCALL_ARG_OFFSET(n) ((n) ? (n) * 8 : 34 * 8)
 #else
@@ -49,6 +54,11 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define REG_SP(ctx) ((ctx)->sp)
 #define REG_SP_OFFSET (19 * 8)
 #define REG_SYSCALL_OFFSET (15 * 8)
+#define REG_IP_OFFSET (16 * 8)
+#define REG_MODE_OFFSET (17 * 8) /* cs */
+#define IS_USER_MODE(mode) (((mode) & 3) == 3)
+#define REG_SAVED_OFFSET 0 /* what a call preserves: r15 to r12, rbp, rbx */
+#define REG_SAVED_COUNT 6
 /* Where a system call's arguments still stand at its exit: rdi, rsi, rdx, r10, r8. */
 #define REG_SYSCALL_ARG_OFFSET(n) (((n) == 0 ? 14 : (n) == 1 ? 13 : (n) == 2 ? 12 : (n) == 3 ? 7 : 9) * 8)
 #endif

@@ -10,11 +10,17 @@
 /* Sizes of maps: set by the loader before loading. */
 #define CONFIG_MEM_RING_BYTES 4096
 #define CONFIG_CALL_RING_BYTES 4096
+#define CONFIG_MARK_RING_BYTES 4096
+#define CONFIG_DUMP_RING_BYTES 4096
 #define CONFIG_LIVE_ENTRIES 1024
 #define CONFIG_PAGE_ENTRIES 1024
 #define CONFIG_RANGE_ENTRIES 1024
 #define CONFIG_STACK_ENTRIES 1024
 #define CONFIG_SITE_ENTRIES 1024
+#define CONFIG_LAUNCH_RING_BYTES 4096
+#define CONFIG_KERNEL_RING_BYTES 4096
+#define CONFIG_LAYOUT_ENTRIES 1024
+#define CONFIG_IDENTITY_ENTRIES 1024
 
 struct config {
 	u64 sources; /* what the object was built from: set by the Makefile, checked by the loader */
@@ -49,6 +55,13 @@ struct config {
 	u64 task_thread_pid;
 	u64 pid_level;
 	u64 pid_numbers;
+	u64 nvtx;
+	u64 launch_args; /* words of a launch's parameters that are read, 0 = none */
+	u64 mode;
+	u64 min_size;
+	u64 sample_bytes;
+	u64 unwind;
+	u64 cpus;
 };
 
 const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
@@ -83,4 +96,11 @@ const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
 #define CONFIG_TASK_THREAD_PID config.task_thread_pid
 #define CONFIG_PID_LEVEL config.pid_level
 #define CONFIG_PID_NUMBERS config.pid_numbers
+#define CONFIG_NVTX config.nvtx
+#define CONFIG_LAUNCH_ARGS config.launch_args
+#define CONFIG_MODE config.mode
+#define CONFIG_MIN_SIZE config.min_size
+#define CONFIG_SAMPLE_BYTES config.sample_bytes
+#define CONFIG_UNWIND config.unwind
+#define CONFIG_CPUS config.cpus
 #endif

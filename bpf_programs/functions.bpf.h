@@ -5,8 +5,13 @@
  * open calls of a thread: the outermost allocating call owns the bytes, what it calls is detail. A failed call is
  * sent as failed and never becomes a live range. */
 #pragma once
+#include "marks.bpf.h"
+#include "launches.bpf.h"
+#include "census.bpf.h"
 #include "python.bpf.h"
+#include "unwind.bpf.h"
 #include "ranges.bpf.h"
+#include "sampling.bpf.h"
 #include "sizes.bpf.h"
 
 enum addr_how { ADDR_NONE = 0, ADDR_OUT = 1, ADDR_RETURN = 2, ADDR_ARG = 3 };
@@ -21,6 +26,17 @@ static inline u64 next_call_id(void)
 		return 0;
 	*sequence += 1;
 	return *sequence << 12 | (bpf_get_smp_processor_id() & 4095);
+}
+
+/* Stack dumps are for outermost calls that allocate or launch; of malloc's only where all are asked for. */
+static inline int takes_dump(struct function_spec *spec, struct call_in_flight *call)
+{
+	if (CONFIG_UNWIND == UNWIND_NONE || call->parent_id)
+		return 0;
+	if (spec->space == SPACE_HEAP && CONFIG_UNWIND != UNWIND_ALL)
+		return 0;
+	return spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC || spec->role == ROLE_LAUNCH_DRIVER ||
+	       spec->role == ROLE_LAUNCH_RUNTIME;
 }
 
 PROGRAM("uprobe")
@@ -76,7 +92,12 @@ int on_function_entry(struct pt_regs *ctx)
 	}
 	family = spec->space == SPACE_HEAP ? OWNER_HEAP : OWNER_DEVICE;
 	call.nested = (call.enclosing_owner & family) != 0;
-	call.user_stack = spec->log_call || !call.nested ? user_stack_id(ctx) : -1;
+	if (takes_dump(spec, &call))
+		call.user_stack = unwound_stack(ctx, (char *)ctx, SHARE_FUNCTIONS);
+	else
+		call.user_stack = spec->log_call || !call.nested ? user_stack_id(ctx) : -1;
+	if (CONFIG_UNWIND == UNWIND_ALL)
+		open_return(call.sp, call.caller);
 	if (!call.nested && (spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC))
 		call.python_stack = python_stack();
 	if ((spec->role == ROLE_FREE || spec->role == ROLE_REALLOC) && !call.nested) {
@@ -101,12 +122,18 @@ int on_function_entry(struct pt_regs *ctx)
 		else
 			bpf_map_delete_elem(&live_ranges, &range);
 	}
+	if (CONFIG_MODE == MODE_CENSUS && !call.parent_id && spec->space != SPACE_HEAP)
+		note_outermost_call(tid, function, call.user_stack, call.caller);
 	open.id = call.id;
 	open.sp = call.sp;
 	open.owner = call.enclosing_owner;
 	if (spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC)
 		open.owner |= family;
+	if (is_launch(spec->role))
+		open.owner |= OWNER_LAUNCH;
 	bpf_map_update_elem(&thread_calls, &tid, &open, BPF_ANY);
+	if (CONFIG_LAUNCH_ARGS && is_launch(spec->role) && !(call.enclosing_owner & OWNER_LAUNCH))
+		send_launch_arguments(spec->role, &call);
 	return 0;
 }
 
@@ -132,6 +159,8 @@ static inline void send_call(struct call_in_flight *call, struct call_record *va
 	record->tid = values->tid;
 	record->user_stack = call->user_stack;
 	record->python_stack = call->python_stack;
+	record->mark = current_mark();
+	record->pad2 = 0;
 	record->result = values->result;
 	record->function = values->function;
 	record->cpu = bpf_get_smp_processor_id();
@@ -160,9 +189,12 @@ int on_function_return(struct pt_regs *ctx)
 	u32 tid = (u32)id;
 	u32 tgid = id >> 32;
 	int ok;
+	int chosen = 1;
 
 	if (!spec || !spec->enabled)
 		return 0;
+	if (CONFIG_UNWIND == UNWIND_ALL)
+		close_return(REG_SP(ctx));
 	key.tid = tid;
 	key.function = function;
 	in_flight = bpf_map_lookup_elem(&calls_in_flight, &key);
@@ -170,6 +202,8 @@ int on_function_return(struct pt_regs *ctx)
 		return 0;
 	call = *in_flight;
 	bpf_map_delete_elem(&calls_in_flight, &key);
+	if (CONFIG_MODE == MODE_CENSUS && !call.parent_id)
+		bpf_map_delete_elem(&outermost_calls, &tid);
 	open = bpf_map_lookup_elem(&thread_calls, &tid);
 	if (open) { /* the enclosing call is innermost again; its frame lies above this one */
 		outer.id = call.parent_id;
@@ -191,20 +225,10 @@ int on_function_return(struct pt_regs *ctx)
 	range.pid = tgid;
 	range.space = spec->space;
 
-	if (spec->role == ROLE_LAUNCH_DRIVER || spec->role == ROLE_LAUNCH_RUNTIME) {
+	if (is_launch(spec->role)) {
 		values.type = CALL_LAUNCH;
-		values.addr = call.args[0];
-		if (spec->role == ROLE_LAUNCH_DRIVER) { /* (f, gx, gy, gz, bx, by, bz, shared, stream, …) */
-			values.size_bytes = (u32)call.args[1] | call.args[2] << 32;
-			values.requested_bytes = (u32)call.args[3] | call.args[4] << 32;
-			values.arg0 = (u32)call.args[5] | call.args[6] << 32;
-			values.context = user_u64(call.sp + 24);
-		} else { /* (f, dim3 grid, dim3 block, args, shared, stream): a dim3 takes two registers */
-			values.size_bytes = call.args[1];
-			values.requested_bytes = (u32)call.args[2] | call.args[3] << 32;
-			values.arg0 = call.args[3] >> 32 | call.args[4] << 32;
-			values.context = call.args[7];
-		}
+		values.arg1 = values.context;
+		describe_launch(spec->role, &call, &values);
 	} else if (spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC) {
 		measure(spec, &call, &values.size_bytes, &values.requested_bytes);
 		if (ok) {
@@ -223,10 +247,13 @@ int on_function_return(struct pt_regs *ctx)
 	} else if (spec->role == ROLE_HANDLE_MAP || spec->role == ROLE_HANDLE_UNMAP) {
 		values.addr = call.args[0];
 		values.size_bytes = call.args[1];
+		values.arg1 = spec->role == ROLE_HANDLE_MAP ? call.args[3] : 0;
 	} else {
 		values.addr = call.args[0];
 	}
-	if (spec->log_call || (spec->role == ROLE_ALLOC && !call.nested) || spec->role == ROLE_REALLOC)
+	if (spec->space == SPACE_HEAP && ok && range.addr && !call.nested)
+		chosen = is_chosen(values.size_bytes);
+	if (chosen && (spec->log_call || (spec->role == ROLE_ALLOC && !call.nested) || spec->role == ROLE_REALLOC))
 		send_call(&call, &values);
 	if (call.expected_alloc_ts_ns) { /* a free: of what its entry put aside */
 		struct range_key ended = range;
@@ -248,6 +275,12 @@ int on_function_return(struct pt_regs *ctx)
 	if (!ok)
 		return 0;
 
+	if (!chosen) {
+		known = bpf_map_lookup_elem(&live_ranges, &range);
+		if (known) /* whoever gets the address proves that its last object ended */
+			end_range(&range, known, values.exit_ns, 0, CAUSE_REUSE);
+		return 0;
+	}
 	if ((spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC) && !call.nested && range.addr) {
 		fresh.ts_ns = values.exit_ns;
 		fresh.size_bytes = values.size_bytes;
@@ -257,6 +290,7 @@ int on_function_return(struct pt_regs *ctx)
 		fresh.call_id = call.id;
 		fresh.user_stack = call.user_stack;
 		fresh.python_stack = call.python_stack;
+		fresh.mark = current_mark();
 		fresh.function = function;
 		begin_range(&range, &fresh);
 	}

@@ -2,13 +2,15 @@
  * bypass libc. A munmap that ends exactly one known mapping is matched here; anything else (parts, several at once,
  * MAP_FIXED over old ranges) is flagged CALL_PARTIAL and split in user space, where ranges can be walked. */
 #pragma once
+#include "marks.bpf.h"
 #include "python.bpf.h"
+#include "unwind.bpf.h"
 
 #define MAP_FIXED_FLAG 0x10
 
 static inline void map_stacks(void *ctx, struct map_call_in_flight *in)
 {
-	in->user_stack = user_stack_id(ctx);
+	in->user_stack = CONFIG_UNWIND == UNWIND_ALL ? unwound_stack_of_task(ctx) : user_stack_id(ctx);
 	if (in->user_stack >= 0)
 		in->caller = word_at_syscall_sp();
 	in->python_stack = python_stack();
@@ -59,6 +61,8 @@ static inline void send_map_call(struct map_call_in_flight *in, struct call_reco
 	record->tid = tid;
 	record->user_stack = in->user_stack;
 	record->python_stack = in->python_stack;
+	record->mark = current_mark();
+	record->pad2 = 0;
 	record->result = values->result;
 	record->function = in->call;
 	record->cpu = bpf_get_smp_processor_id();
@@ -95,6 +99,8 @@ static inline void send_mapping_end(struct range_key *key, struct live_range *ra
 	record->tid = (u32)bpf_get_current_pid_tgid();
 	record->user_stack = range->user_stack;
 	record->python_stack = range->python_stack;
+	record->mark = range->mark;
+	record->pad2 = 0;
 	record->result = 0;
 	record->function = range->function;
 	record->cpu = bpf_get_smp_processor_id();
@@ -120,6 +126,7 @@ static inline void begin_mapping(struct map_call_in_flight *in, u64 addr, u64 si
 	fresh.context = flags_prot;
 	fresh.user_stack = in->user_stack;
 	fresh.python_stack = in->python_stack;
+	fresh.mark = current_mark();
 	fresh.function = in->call;
 	old = bpf_map_lookup_elem(&live_ranges, &key);
 	if (old)

@@ -4,7 +4,7 @@
 
 struct live_object { /* a kernel object or page believed live; ts_ns 0 = freed, free to overwrite */
 	u64 ts_ns;
-	u64 caller;
+	u64 caller;          /* census: once it is freed, when that was */
 	u32 pid;
 	s32 user_stack;
 	s32 kernel_stack;
@@ -12,7 +12,10 @@ struct live_object { /* a kernel object or page believed live; ts_ns 0 = freed, 
 	u32 weight;
 	u32 requested_bytes;
 	u32 python_stack;
-	u32 pad;
+	union {
+		u32 mark;        /* stream: NVTX range */
+		u32 identity;    /* census: of `identity_counts` */
+	};
 };
 
 #define DELETE_WHEN_FREED (1U << 31) /* in the weight of an entry made while the map was nearly full */
@@ -24,9 +27,50 @@ struct bucket { /* of stacks that may be taken: refilled with time, emptied by t
 
 struct site_state { /* this CPU's view of a site */
 	u32 id;
-	u32 pad;
+	u32 size_bytes;
 	struct bucket bucket;
 };
+
+/* Census: whose objects are counted together. */
+struct identity_key {
+	u64 caller;
+	u64 call_caller;     /* of the outermost probed call around the allocation */
+	u32 pid;
+	u32 site;
+	s32 kernel_stack;
+	s32 user_stack;
+	u32 python_stack;
+	u32 weight;
+	s32 call_stack;
+	u32 call_function;   /* index of that call's function + 1, 0 = none */
+};
+
+struct identity_count { /* this CPU's part */
+	u64 allocated;
+	u64 freed;
+	u64 reused;          /* ended unseen: the address was handed out again */
+	u64 exited;          /* freed after the exit of their process had begun */
+	u64 first_ns;        /* of the allocations */
+	u64 last_ns;
+};
+
+struct outermost_call { /* the probed call that a thread is in */
+	u64 caller;
+	s32 user_stack;
+	u32 function;        /* index + 1 */
+};
+
+struct process_end {
+	u64 exit_ns;         /* when the latest exit of this PID began */
+	u64 ended;           /* 0: the PID was given to a new process since */
+};
+
+struct byte_countdown { /* bytes that this CPU lets pass before the next sampled allocation */
+	s64 left;
+	u64 drawn;
+};
+
+#define SAMPLE_GAPS 4096 /* quantiles of the exponential distribution that countdowns are drawn from */
 
 struct call_key {
 	u32 tid;
@@ -54,7 +98,7 @@ struct thread_call { /* innermost probed call open on a thread */
 	u64 owner;           /* OWNER_* bits: inside an allocating call of that family, whose detail it is */
 };
 
-enum owner { OWNER_DEVICE = 1, OWNER_HEAP = 2 };
+enum owner { OWNER_DEVICE = 1, OWNER_HEAP = 2, OWNER_LAUNCH = 4 };
 
 struct thread_contexts {
 	u64 current_context;
@@ -81,7 +125,7 @@ struct live_range { /* a mapping, a device or heap object, a VMM handle */
 	u32 references;      /* VMM: mappings of the handle; above bit 16, extra references to it */
 	u32 released;        /* VMM: the handle was released */
 	u32 python_stack;
-	u32 pad;
+	u32 mark;            /* NVTX range */
 };
 
 enum space {
@@ -126,7 +170,41 @@ enum counter {
 	COUNT_SITE_SEQUENCE = 13,
 	COUNT_CALL_SEQUENCE = 14,
 	COUNT_PYTHON_SEQUENCE = 15,
-	COUNTERS = 16,
+	COUNT_MARK_DROPPED = 16,    /* NVTX ranges or their ends lost to a full ring */
+	COUNT_MARK_TOO_DEEP = 17,   /* NVTX ranges inside too many others */
+	COUNT_MARK_THREADS_FULL = 18,
+	COUNT_LAUNCH_DROPPED = 19,  /* launch arguments and names of kernels lost to full rings */
+	COUNT_KERNEL_DROPPED = 20,
+	COUNT_IDENTITY_SEQUENCE = 21,
+	COUNT_IDENTITY_FULL = 22,   /* allocations counted without their stacks: the map of identities is full */
+	COUNT_LIVE_SWEPT = 23,      /* no loss: entries that user space took out of the live map, this CPU's share */
+	COUNT_SMALL_OBJECTS = 24,   /* allocations below the least size, and their bytes */
+	COUNT_SMALL_BYTES = 25,
+	COUNT_UNSAMPLED_OBJECTS = 26, /* allocations that the sampling by bytes passed over, and their bytes */
+	COUNT_UNSAMPLED_BYTES = 27,
+	COUNT_DUMP_DROPPED = 28,    /* stack dumps lost to a full ring */
+	COUNT_DUMP_SKIPPED = 29,    /* not dumped: the CPU's share was used up */
+	COUNT_DUMP_SEQUENCE = 30,
+	COUNTERS = 31,
+};
+
+/* Which words of a kernel's parameters to read: put here by user space once it knows them. */
+struct launch_word {
+	u16 slot;            /* of kernelParams */
+	u16 offset;          /* in that parameter */
+	u32 buffer_offset;   /* in the packed buffer of `extra` */
+};
+
+struct launch_layout {
+	u32 id;
+	u32 words;
+	struct launch_word word[LAUNCH_WORDS_MAX];
+};
+
+struct launch_key {
+	u64 function;
+	u32 pid;
+	u32 pad;
 };
 
 struct map_call_in_flight {
@@ -156,6 +234,8 @@ struct python_process {
 	u16 frame_previous;
 	u16 frame_owner;
 	u16 frame_bytes;     /* what is read of a frame: up to its last member here */
+	u16 frame_is_entry;  /* whether C code called it; PYTHON_NO_OFFSET where a frame without code says so */
+	u16 pad[3];
 };
 
 struct python_thread { /* by thread: its PyThreadState, or where the search for it goes on */
@@ -171,6 +251,32 @@ struct python_scratch {
 	u64 busy;
 	u64 frame[16];
 	struct python_record record;
+};
+
+struct mark_arguments { /* of a function of the NVTX library */
+	u64 name;
+	u64 bytes;
+	u64 domain;
+	u32 number;
+	u32 outer;
+};
+
+struct path_key {
+	u64 sp;
+	u64 ip;
+	u32 pid;
+	u32 tag;             /* 0, or mixed from the words at the branches that led here */
+};
+
+enum path_sizes { PATH_WORDS = 256, PATH_REGISTERS = 12, PATH_BRANCHES = 8, PATH_BRANCH = 65535 };
+
+struct unwound_path { /* what decided how a dump was unwound, and the dump's id */
+	u32 id;
+	u16 words;           /* PATH_BRANCH: several paths lead on from here, told apart by the word at places[0] */
+	u16 checked_registers; /* bits of `registers` that matter */
+	u64 registers[PATH_REGISTERS]; /* as they lie in struct pt_regs from REG_SAVED_OFFSET on */
+	u64 values[PATH_WORDS];
+	u16 places[PATH_WORDS]; /* bytes above the stack pointer */
 };
 
 struct rss_key {
@@ -235,6 +341,16 @@ PERCPU_HASH(site_states, struct site_key, struct site_state, CONFIG_SITE_ENTRIES
 HASH(live, u64, struct live_object, CONFIG_LIVE_ENTRIES);
 HASH(live_pages, u64, struct live_object, CONFIG_PAGE_ENTRIES);
 
+/* Census: counts by identity in place of events. Ends of processes tell what was freed by an exit. */
+HASH(identities, struct identity_key, u32, CONFIG_IDENTITY_ENTRIES);
+PERCPU_HASH(identity_counts, u32, struct identity_count, CONFIG_IDENTITY_ENTRIES);
+HASH(outermost_calls, u32, struct outermost_call, 32768);
+LRU_HASH(process_ends, u32, struct process_end, 65536);
+
+/* Sampling by bytes */
+PERCPU_ARRAY(byte_countdowns, struct byte_countdown, 1);
+ARRAY(sample_gaps, u64, SAMPLE_GAPS);
+
 /* Calls and ranges */
 ARRAY(functions, struct function_spec, 256);
 HASH(calls_in_flight, struct call_key, struct call_in_flight, 16384);
@@ -245,6 +361,14 @@ HASH(live_ranges, struct range_key, struct live_range, CONFIG_RANGE_ENTRIES);
 HASH(breaks, u32, u64, 16384);
 HASH(rss, struct rss_key, struct rss_value, 65536);
 
+/* NVTX: the innermost open range of each thread. */
+RING(mark_ring, CONFIG_MARK_RING_BYTES);
+HASH(thread_marks, u32, u32, 32768);
+/* GPU kernels and the arguments of their launches */
+RING(launch_ring, CONFIG_LAUNCH_RING_BYTES);
+RING(kernel_ring, CONFIG_KERNEL_RING_BYTES);
+LRU_HASH(launch_layouts, struct launch_key, struct launch_layout, CONFIG_LAYOUT_ENTRIES);
+
 /* Python. A stack that falls out of the cache of those sent is sent again under another id. */
 #define PYTHON_RING_BYTES (2 << 20)
 RING(python_ring, PYTHON_RING_BYTES);
@@ -252,3 +376,9 @@ HASH(python_processes, u32, struct python_process, 16384);
 HASH(python_threads, u32, struct python_thread, 32768);
 LRU_HASH(python_stacks, u64, u32, 32768);
 PERCPU_ARRAY(python_scratch, struct python_scratch, 1);
+
+/* Stack dumps */
+RING(dump_ring, CONFIG_DUMP_RING_BYTES);
+PERCPU_ARRAY(dump_budget, struct bucket, 2); /* by enum dump_share */
+LRU_HASH(unwound_paths, struct path_key, struct unwound_path, 4096);
+LRU_HASH(open_returns, u32, struct open_returns, 16384);

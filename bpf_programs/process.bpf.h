@@ -1,6 +1,6 @@
 /* Lives of processes: following children, the moment an exit begins, replaced images, resident-set counters. */
 #pragma once
-#include "common.h"
+#include "census.bpf.h"
 
 #define CLONE_THREAD_FLAG 0x00010000
 
@@ -27,6 +27,8 @@ static inline void send_process(u8 type)
 	record->tid = (u32)id;
 	record->user_stack = -1;
 	record->python_stack = 0;
+	record->mark = 0;
+	record->pad2 = 0;
 	record->result = 0;
 	record->function = 0;
 	record->cpu = bpf_get_smp_processor_id();
@@ -53,6 +55,8 @@ int on_new_task(void *ctx)
 	TRACEPOINT_FIELD(child, ctx, CONFIG_NEWTASK_PID);
 	if (CONFIG_SCOPE == SCOPE_PROCESSES)
 		bpf_map_update_elem(&targets, &child, &parent, BPF_ANY);
+	if (CONFIG_MODE == MODE_CENSUS)
+		note_process_start(child);
 	python = bpf_map_lookup_elem(&python_processes, &tgid);
 	if (python) /* the same interpreter at the same address, until it executes another program */
 		bpf_map_update_elem(&python_processes, &child, python, BPF_ANY);
@@ -72,12 +76,18 @@ int on_process_exit(void *ctx)
 	bpf_map_delete_elem(&thread_calls, &tid);
 	bpf_map_delete_elem(&contexts, &tid);
 	bpf_map_delete_elem(&python_threads, &tid);
+	bpf_map_delete_elem(&thread_marks, &tid);
+	if (CONFIG_MODE == MODE_CENSUS)
+		bpf_map_delete_elem(&outermost_calls, &tid);
+	bpf_map_delete_elem(&open_returns, &tid);
 	if (!in_scope(tgid))
 		return 0;
 	if (CONFIG_EXIT_GROUP_DEAD >= 0)
 		TRACEPOINT_FIELD(last, ctx, CONFIG_EXIT_GROUP_DEAD);
 	if (!last)
 		return 0;
+	if (CONFIG_MODE == MODE_CENSUS)
+		note_process_end(tgid);
 	send_process(CALL_EXIT);
 	bpf_map_delete_elem(&breaks, &tgid);
 	bpf_map_delete_elem(&python_processes, &tgid);
@@ -92,6 +102,7 @@ int on_process_exec(void *ctx)
 	if (!in_scope(tgid))
 		return 0;
 	bpf_map_delete_elem(&breaks, &tgid);
+	bpf_map_delete_elem(&thread_marks, &tgid); /* the thread that goes on has the id of the first one */
 	send_process(CALL_EXEC);
 	return 0;
 }

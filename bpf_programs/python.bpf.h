@@ -107,6 +107,9 @@ static inline u32 walk_python(struct python_process *process, struct python_scra
 		if (owner < PYTHON_C_OWNER) { /* the low bits of a stack reference are a tag (3.14, pycore_stackref.h) */
 			code = frame_word(scratch, process->frame_code) & ~7ULL;
 			instruction = frame_word(scratch, process->frame_instruction);
+			if (process->frame_is_entry != PYTHON_NO_OFFSET &&
+			    ((u8 *)scratch->frame)[process->frame_is_entry & 127])
+				code |= 1;
 		}
 		record->frames[i].code = code;
 		record->frames[i].instruction = instruction;

@@ -14,7 +14,7 @@ import pytest
 import bpf_programs
 from leakscope.model.words import CAUSES, OPS
 from leakscope.record import records
-from leakscope.record.loader.base import SCOPE_CGROUP, SCOPE_HOST, SCOPE_PROCESSES, STACK_POLICIES
+from leakscope.record.loader.base import SCOPE_CGROUP, SCOPE_HOST, SCOPE_PROCESSES, STACK_POLICIES, UNWIND_POLICIES
 from leakscope.record.probes import functions
 from leakscope.record.probes.functions import FunctionProbe
 
@@ -24,12 +24,23 @@ STRUCTURES = {
     "site_key": records.SITE_KEY,
     "site_info": records.SITE_INFO,
     "python_record": records.PYTHON_RECORD,
+    "mark_record": records.MARK_RECORD,
+    "dump_record": records.DUMP_RECORD,
+    "path_key": records.PATH_KEY,
+    "unwound_path": records.UNWOUND_PATH,
     "range_key": records.RANGE_KEY,
     "live_range": records.LIVE_RANGE,
+    "launch_record": records.LAUNCH_RECORD,
+    "kernel_record": records.KERNEL_RECORD,
+    "launch_key": records.LAUNCH_KEY,
+    "launch_layout": records.LAUNCH_LAYOUT,
+    "live_object": records.LIVE_OBJECT,
+    "identity_key": records.IDENTITY_KEY,
+    "identity_count": records.IDENTITY_COUNT,
     "rss_key": records.RSS_KEY,
     "rss_value": records.RSS_VALUE,
 }
-HEADERS = ("records.h", "maps.h", "common.h", "ranges.bpf.h", "sizes.bpf.h", "functions.bpf.h")
+HEADERS = ("records.h", "maps.h", "common.h", "ranges.bpf.h", "sizes.bpf.h", "unwind.bpf.h", "functions.bpf.h")
 WITHOUT_BPF = r"""
 #include <stddef.h>
 #include <stdint.h>
@@ -47,7 +58,7 @@ def definitions() -> str:
     """The structures and enumerations of the programs' headers, without comments, maps and code."""
     text = "".join((bpf_programs.DIRECTORY / name).read_text() for name in HEADERS)
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-    return "\n".join(re.findall(r"^(?:struct|enum) \w+ \{[^{}]*\};", text, re.MULTILINE))
+    return "\n".join(re.findall(r"^(?:struct|enum) \w+ \{(?:[^{}]|\{[^{}]*\})*\};", text, re.MULTILINE))
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +88,14 @@ def test_each_structure_has_the_compilers_layout(compiled: dict[str, dict[str, i
 
 
 def test_records_have_the_sizes_that_the_header_promises(compiled: dict[str, dict[str, int]]) -> None:
-    assert (compiled["mem_record"][""], compiled["call_record"][""]) == (72, 128)
+    assert (compiled["mem_record"][""], compiled["call_record"][""]) == (72, 136)
 
 
 def numbers(compiled: dict[str, dict[str, int]], prefix: str) -> dict[str, int]:
     return {name: value for name, value in compiled[""].items() if name.startswith(prefix)}
 
 
-@pytest.mark.parametrize("prefix", ["OP_", "CAUSE_", "SITE_", "CALL_", "MAP_", "SPACE_"])
+@pytest.mark.parametrize("prefix", ["OP_", "CAUSE_", "SITE_", "CALL_", "MAP_", "SPACE_", "DUMP_", "PATH_"])
 def test_each_number_of_the_records_is_mirrored(compiled: dict[str, dict[str, int]], prefix: str) -> None:
     theirs = numbers(compiled, prefix)
     assert len(theirs) >= 2
@@ -116,6 +127,7 @@ def test_scopes_and_stack_policies_have_the_numbers_of_the_programs(compiled: di
     ours = {"SCOPE_HOST": SCOPE_HOST, "SCOPE_PROCESSES": SCOPE_PROCESSES, "SCOPE_CGROUP": SCOPE_CGROUP}
     assert ours == numbers(compiled, "SCOPE_")
     assert {f"STACKS_{name.upper()}": value for name, value in STACK_POLICIES.items()} == numbers(compiled, "STACKS_")
+    assert {f"UNWIND_{name.upper()}": value for name, value in UNWIND_POLICIES.items()} == numbers(compiled, "UNWIND_")
 
 
 def test_a_functions_row_is_packed_in_the_order_of_its_fields(compiled: dict[str, dict[str, int]]) -> None:

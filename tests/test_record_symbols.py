@@ -334,7 +334,7 @@ def test_whatever_goes_wrong_in_the_sink_ends_the_recording() -> None:
         raise TypeError("unforeseen")
 
     nothing: Any = SimpleNamespace(decode=broken, table=broken)
-    parts: Any = dict.fromkeys(("spaces", "processes", "interner", "calls", "objects"), nothing)
+    parts: Any = dict.fromkeys(("spaces", "processes", "interner", "calls", "objects", "marks"), nothing)
     sink = Sink(nothing, **parts)
     sink.put(Batch(1, calls=[np.zeros(1, np.uint8)]))
     sink.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,17 +17,51 @@ def record(
     pid: Annotated[list[int] | None, typer.Option("-p", "--pid", help="Process to record (repeatable).")] = None,
     cgroup: Annotated[Path | None, typer.Option(help="Control group to record: its directory, v1 or v2.")] = None,
     duration: Annotated[float | None, typer.Option("-d", "--duration", help="Seconds to record.", min=0.1)] = None,
+    mode: Annotated[
+        str,
+        typer.Option(help="stream: every event; census: what is live, counted by site each interval (hours and days)."),
+    ] = "stream",
     stacks: Annotated[
         str, typer.Option(help="Stacks of kernel allocations: none, sampled, or all (about three times the price).")
     ] = "sampled",
+    unwind: Annotated[
+        str,
+        typer.Option(
+            help="Stacks of code without frame pointers: none, gpu (calls that allocate or launch), or all (maps, "
+            "kernel allocations, malloc too). Price: see docs; a path is unwound once, then known again in about 2 µs."
+        ),
+    ] = "gpu",
     launches: Annotated[bool, typer.Option("--launches", help="Record GPU kernel launches too.")] = False,
+    launch_args: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=64,
+            help="With --launches: words of a launch's parameters to read for pointers, 0 none.",
+        ),
+    ] = 16,
     malloc: Annotated[
         bool, typer.Option("--malloc", help="Record libc's malloc family too: 2-20 µs a call, see docs.")
     ] = False,
     library: Annotated[
         list[Path] | None, typer.Option(help="CUDA library (or binary with CUDA linked in) to probe (repeatable).")
     ] = None,
-    interval: Annotated[float, typer.Option(help="Seconds between samples of RSS, cgroup, slab, GPU.", min=0.05)] = 1.0,
+    min_size: Annotated[
+        str, typer.Option(metavar="BYTES", help="Smallest kernel, map or heap allocation to record, such as 4KiB.")
+    ] = "0",
+    sample_bytes: Annotated[
+        str,
+        typer.Option(metavar="BYTES", help="Record kernel and heap objects by chance, one in so many bytes; 0: all."),
+    ] = "0",
+    interval: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Time between samples of RSS, cgroup, slab, GPU, and readouts of a census: 500ms, 10s.",
+            show_default="1s, census 10s",
+        ),
+    ] = None,
     flush: Annotated[
         float, typer.Option(help="Seconds between parts written: the most that kill -9 loses.", min=0.05)
     ] = 1.0,
@@ -41,6 +75,14 @@ def record(
         str,
         typer.Option(help="Loader of the probes: bcc (compiles), core (built beforehand), auto (bcc if installed)."),
     ] = "auto",
+    nvtx: Annotated[
+        bool,
+        typer.Option(
+            "--nvtx/--no-nvtx",
+            help="Record NVTX ranges of a command, for which this sets NVTX_INJECTION64_PATH, and of processes that "
+            "were started with it. Costs about 3 µs a range.",
+        ),
+    ] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace the capture that is there.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
 ) -> None:
@@ -51,14 +93,21 @@ def record(
     """
     import time
 
+    from leakscope.cli.quantities import seconds, size_bytes
     from leakscope.errors import BadInputError, ExitCode
     from leakscope.record.capabilities import require_capable
     from leakscope.record.options import RecordOptions
     from leakscope.record.recorder import Recorder
     from leakscope.report.recording import StatusLine, render_summary, summary_json
 
+    if mode not in ("stream", "census"):
+        raise BadInputError(f"--mode {mode}: choose stream or census")
+    if mode == "census" and launches:
+        raise BadInputError("--launches records every launch, a census does not: leave it out, or use --mode stream")
     if stacks not in ("none", "sampled", "all"):
         raise BadInputError(f"--stacks {stacks}: choose none, sampled or all")
+    if unwind not in ("none", "gpu", "all"):
+        raise BadInputError(f"--unwind {unwind}: choose none, gpu or all")
     options = RecordOptions(
         output=output or Path(time.strftime("leakscope-%Y%m%d-%H%M%S.lscope")),
         pids=list(dict.fromkeys(pid or [])),
@@ -66,15 +115,21 @@ def record(
         command=command or [],
         duration_s=duration,
         force=force,
+        mode=mode,
         stacks=stacks,
+        min_size=size_bytes(min_size, "--min-size"),
+        sample_bytes=size_bytes(sample_bytes, "--sample-bytes"),
+        unwind=unwind,
         launches=launches,
+        launch_args=launch_args if launches else 0,
         malloc=malloc,
         libraries=library or [],
-        interval_s=interval,
+        interval_s=seconds(interval, "--interval") if interval else (10.0 if mode == "census" else 1.0),
         flush_s=flush,
         ring_bytes=_ring_bytes(ring),
         live_entries=live_entries,
         loader=loader,
+        nvtx=nvtx,
     )
     require_capable()
     with StatusLine(sys.stderr) as status:
@@ -90,21 +145,10 @@ def record(
 
 def _ring_bytes(text: str) -> int:
     """A size such as 64MiB or 65536; raises BadInputError unless it is a power of two of at least a page."""
-    import re
-
+    from leakscope.cli.quantities import size_bytes
     from leakscope.errors import BadInputError
 
-    match = re.fullmatch(r"(\d+)\s*(KiB|MiB|GiB|k|M|G)?", text)
-    factors: dict[Any, int] = {
-        None: 1,
-        "KiB": 1 << 10,
-        "k": 1 << 10,
-        "MiB": 1 << 20,
-        "M": 1 << 20,
-        "GiB": 1 << 30,
-        "G": 1 << 30,
-    }
-    value = int(match[1]) * factors[match[2]] if match else 0
+    value = size_bytes(text, "--ring")
     if value < 4096 or value & (value - 1) or value > 2 << 30:
         raise BadInputError(f"--ring {text}: needs a power of two from 4KiB to 2GiB, such as 64MiB")
     return value

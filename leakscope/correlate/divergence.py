@@ -7,22 +7,13 @@ from collections.abc import Sequence
 import pandas as pd
 
 from leakscope.correlate.stacks import Frame, Stacks
-from leakscope.correlate.wrappers import is_plumbing
+from leakscope.correlate.wrappers import application_frames
 
 FREED_SHARE = 0.5
 """A site that keeps less than this share of its objects frees them as a rule."""
 MIN_OBJECTS = 3
 MAX_FREEING_SITES = 2000
 SAME_ALLOCATION = ["layer", "kind", "api", "call_site"]
-
-
-def application_frames(stacks: Stacks, row: pd.Series) -> list[Frame]:
-    """The application's frames of a site, outermost first: Python's where there are any, else native ones."""
-    for column in ("python_stack", "user_stack"):
-        frames = [frame for frame in stacks[row[column]] if not is_plumbing(frame)]
-        if frames:
-            return frames
-    return []
 
 
 def freeing_sites(sites: pd.DataFrame, growing: pd.DataFrame) -> pd.DataFrame:
@@ -40,13 +31,17 @@ def shared_with_freeing(growing: pd.DataFrame, freeing: pd.DataFrame, stacks: St
     """
     paths: dict[tuple[object, ...], list[list[tuple[str, str]]]] = {}
     for _, row in freeing.iterrows():
-        paths.setdefault(tuple(row[SAME_ALLOCATION]), []).append(_names(application_frames(stacks, row)))
+        paths.setdefault(tuple(row[SAME_ALLOCATION]), []).append(_names(_application_frames(stacks, row)))
     shared: dict[int, int] = {}
     for _, row in growing.iterrows():
-        own = _names(application_frames(stacks, row))
+        own = _names(_application_frames(stacks, row))
         longest = max((_common(own, other) for other in paths.get(tuple(row[SAME_ALLOCATION]), [])), default=0)
         shared[int(row["site"])] = longest if longest < len(own) else 0
     return shared
+
+
+def _application_frames(stacks: Stacks, row: pd.Series) -> list[Frame]:
+    return application_frames(stacks[row["user_stack"]], stacks[row["python_stack"]])
 
 
 def _names(frames: Sequence[Frame]) -> list[tuple[str, str]]:

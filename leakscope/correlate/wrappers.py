@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
+from leakscope.correlate.mixed_stacks import merge
 from leakscope.correlate.stacks import Frame
 
 MODULES = (
@@ -41,6 +42,8 @@ FUNCTIONS = re.compile(
 )
 
 PYTHON_FILES = re.compile(r".*/lib/python3[^/]*/.*|.*/(site|dist)-packages/.*|<frozen .*>")
+INSTALLED = re.compile(r"/(usr|lib|lib64|opt)/.*|.*/lib/python3[^/]*/.*|.*/(site|dist)-packages/.*")
+"""Modules that a Python program brings along but did not write; those of a program without Python may be its own."""
 
 SYSCALL = re.compile(r"__(?:x64|arm64|ia32|se|do)_(?:compat_)?sys_(\w+)|ksys_(\w+)")
 PAGE_FAULT = re.compile(r"(asm_)?exc_page_fault|do_user_addr_fault|do_page_fault|handle_mm_fault")
@@ -73,14 +76,28 @@ def is_plumbing(frame: Frame) -> bool:
     return not frame.function or bool(FUNCTIONS.fullmatch(frame.function))
 
 
+def application_frames(user: Sequence[Frame], python: Sequence[Frame]) -> list[Frame]:
+    """The application's frames of a native and a Python stack, outermost first.
+
+    Where Python runs, native frames count too, but for those of installed modules.
+    """
+    if not python:
+        return [frame for frame in user if not is_plumbing(frame)]
+    return [
+        frame
+        for frame in merge(user, python)
+        if not is_plumbing(frame) and (frame.kind == "python" or not INSTALLED.fullmatch(frame.module))
+    ]
+
+
 def culprit(user: Sequence[Frame], python: Sequence[Frame], kernel: Sequence[Frame], shared: int = 0) -> Frame | None:
-    """The innermost application frame; else the innermost named user frame, the syscall, the innermost one.
+    """The innermost frame of :func:`application_frames`; else the innermost native one that is not plumbing, the
+    innermost named user frame, the syscall, the innermost one.
 
     ``shared`` innermost application frames are passed over: others who free end in them as well. Stacks are outermost
     first. None when all three are empty.
     """
-    for stack in (python, user):
-        frames = [frame for frame in stack if not is_plumbing(frame)]
+    for frames in (application_frames(user, python), [frame for frame in user if not is_plumbing(frame)]):
         if frames:
             return frames[-1 - shared] if shared < len(frames) else frames[-1]
     for stack in (python, user):

@@ -20,9 +20,10 @@ from leakscope.model.words import KINDS_NOT_ADDED
 
 FloatArray = npt.NDArray[np.float64]
 
-NOT_JUDGED = (KINDS_NOT_ADDED - {"heap"}) | {"heap_backing"}
+NOT_JUDGED = (KINDS_NOT_ADDED - {"heap"}) | {"heap_backing", "pool_segment"}
 """Kinds that never lead to a finding of their own. Where malloc is recorded, its blocks are judged in place of the maps
-that back them: those grow with whoever happens to need more."""
+that back them: those grow with whoever happens to need more. So do segments of a caching allocator; its blocks are
+live tensors, which only the comparison of equal iterations makes a leak."""
 
 MIN_KEPT_OBJECTS = 10
 MIN_KEPT_SHARE = 0.0005
@@ -81,7 +82,10 @@ def judge(
     # Only what keeps enough objects after the warm-up is worth the slower look.
     before = kept_objects[np.arange(len(rows)), np.maximum(warm - 1, 0)]
     more = kept_objects[:, -1] - np.where(warm > 0, before, 0.0)
-    least = np.maximum(MIN_KEPT_OBJECTS, MIN_KEPT_SHARE * rows["alloc_objects"].to_numpy())
+    # Of allocations that were sampled, as many recorded ones are asked for.
+    least = np.maximum(
+        MIN_KEPT_OBJECTS * rows["stands_for"].to_numpy(), MIN_KEPT_SHARE * rows["alloc_objects"].to_numpy()
+    )
     grew = np.flatnonzero(more >= least)
     start = np.zeros(len(rows), np.int64)
     start[grew] = growth.leak_start_bins(kept_objects[grew])

@@ -19,8 +19,20 @@ _COUNTED = {
     "stack_fault": ("stack maps", "stack_miss", "kernel stacks that could not be walked"),
     "site_full": ("sites", "live_map_full", "allocations not recorded: the map of sites is full"),
     "call_map_full": ("calls in flight", "call_map_full", "calls not recorded"),
+    "identity_full": ("identities", "stack_miss", "allocations without their stacks: the map of identities is full"),
     "python_dropped": ("python_ring", "python_frames_unavailable", "Python stacks lost to a full ring"),
     "python_busy": ("python_stack", "python_frames_unavailable", "not walked: another walk was under way on the CPU"),
+    "mark_dropped": ("mark_ring", "mark_lost", "NVTX ranges or their ends lost to a full ring"),
+    "mark_too_deep": (
+        "injection library",
+        "mark_lost",
+        "NVTX ranges inside 64 others: their allocations carry the 64th",
+    ),
+    "mark_threads_full": ("thread_marks", "mark_lost", "ranges of threads beyond those that can be followed at once"),
+    "launch_dropped": ("launch_ring", "arguments_lost", "launches whose arguments were lost to a full ring"),
+    "kernel_dropped": ("kernel_ring", "kernel_names_lost", "names or images of GPU kernels lost to a full ring"),
+    "dump_dropped": ("dump_ring", "native_unwind_unavailable", "stacks not unwound: lost to a full ring"),
+    "dump_skipped": ("dump budget", "native_unwind_unavailable", "stacks not unwound: more than a CPU may dump"),
     "page_user": ("on_mm_page_alloc", "page_user_not_streamed", "pages of user memory: in RSS samples, not events"),
     "free_unmatched": ("frees", "address_only_free", "frees of objects older than the recording or out of its scope"),
 }
@@ -50,6 +62,18 @@ class Counters:
                 if what == "ring_drop":
                     detail += "; by CPU: " + ", ".join(f"{cpu}: {n}" for cpu, n in enumerate(values) if n)
                 found.append(Loss(probe, what, int(values.sum()), detail))
+        return found
+
+    def left_out(self) -> list[Loss]:
+        """What was not recorded because options say so, by number; its bytes are in the detail."""
+        found = []
+        for name, what, why in (
+            ("small", "below_min_size", "allocations smaller than --min-size"),
+            ("unsampled", "not_sampled", "allocations that --sample-bytes passed over"),
+        ):
+            if objects := self.total(f"{name}_objects"):
+                size = self.total(f"{name}_bytes")
+                found.append(Loss("kernel and heap objects", what, objects, f"{why}: {size:,} bytes"))
         return found
 
 

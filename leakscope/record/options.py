@@ -16,8 +16,13 @@ class RecordOptions:
     command: list[str] = field(default_factory=list)
     duration_s: float | None = None
     force: bool = False
+    mode: str = "stream"
     stacks: str = "sampled"
+    min_size: int = 0
+    sample_bytes: int = 0
+    unwind: str = "gpu"
     launches: bool = False
+    launch_args: int = 16  # words of a launch's parameters that are read, with `launches`
     malloc: bool = False
     libraries: list[Path] = field(default_factory=list)
     interval_s: float = 1.0
@@ -25,6 +30,7 @@ class RecordOptions:
     ring_bytes: int = 64 << 20
     live_entries: int = 1 << 20
     loader: str = "auto"
+    nvtx: bool = True
 
     @property
     def everyone(self) -> bool:

@@ -9,7 +9,6 @@ import platform
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +21,11 @@ from leakscope.errors import BadInputError, OutputIncompleteError
 from leakscope.model.manifest import Manifest, Source
 from leakscope.model.recording import Progress, Summary
 from leakscope.record import scope
+from leakscope.record.census.schedule import Schedule
 from leakscope.record.child import Command
 from leakscope.record.options import RecordOptions
+from leakscope.record.priority import prefer_this_thread
+from leakscope.record.probes.nvtx import command_environment
 from leakscope.record.processes import process_exists
 from leakscope.record.session import SOURCE_ID, Session
 
@@ -56,7 +58,8 @@ class Recorder:
         if options.cgroup:
             options.cgroup = scope.find_cgroup(options.cgroup)
         # Forked first, while this process has no threads and no probes.
-        command = Command(options.command) if options.command else None
+        environment, self._nvtx_limit = command_environment(os.environ, options.nvtx)
+        command = Command(options.command, environment) if options.command else None
         try:
             return self._record(command)
         finally:
@@ -67,6 +70,7 @@ class Recorder:
                     command.abandon()
 
     _released = False
+    _nvtx_limit = ""
 
     def _record(self, command: Command | None) -> Summary:
         lock = self._lock()
@@ -142,6 +146,7 @@ class Recorder:
             described["cgroup"] = str(options.cgroup)
         if command:
             described["command_pid"] = command.pid
+        limits = [self._nvtx_limit] if command and self._nvtx_limit else []
         return Source(
             id=SOURCE_ID,
             kind="recording",
@@ -152,14 +157,21 @@ class Recorder:
             time_zone=time.strftime("%Z %z"),
             command=list(options.command),
             scope=described,
+            limits=limits,
             options={
+                "mode": options.mode,
                 "stacks": options.stacks,
+                "min_size": options.min_size,
+                "sample_bytes": options.sample_bytes,
+                "unwind": options.unwind,
                 "launches": options.launches,
+                "launch_args": options.launch_args if options.launches else 0,
                 "malloc": options.malloc,
                 "interval_s": options.interval_s,
                 "flush_s": options.flush_s,
                 "ring_bytes": options.ring_bytes,
                 "live_entries": options.live_entries,
+                "nvtx": options.nvtx,
             },
             facts={"kernel": platform.release(), "machine": platform.machine(), "cpus": os.cpu_count()},
         )
@@ -168,11 +180,11 @@ class Recorder:
         options = self._options
         # This thread drains the rings: some 5 % of a CPU, but in time. The other threads run by now, so none of them
         # inherits this.
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
+        prefer_this_thread()
         began = time.monotonic()
         deadline = began + options.duration_s if options.duration_s else None
         next_sample, next_status, last_events = began, began + 1.0, 0
+        schedule = Schedule(options.interval_s, options.flush_s)
         ended_by, linger_until = "", 0.0
         while True:
             session.drain()
@@ -180,7 +192,10 @@ class Recorder:
             if session.sink.error is not None:
                 ended_by = "error"
                 break
-            if now >= next_sample:
+            if now >= next_sample and options.mode == "census":
+                next_sample = now + schedule.readout_gap_s(now - began)
+                session.request_sample()
+            elif now >= next_sample:
                 # Denser at first, so that a target of a second has samples at all.
                 early = now - began < options.interval_s
                 next_sample = max(next_sample + options.interval_s / (10 if early else 1), now)

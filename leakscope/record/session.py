@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import select
 import threading
@@ -17,21 +18,26 @@ from leakscope.errors import BadInputError, OutputIncompleteError
 from leakscope.model.manifest import Source
 from leakscope.model.recording import Loss, Progress
 from leakscope.model.tables import MODULES, SAMPLES
-from leakscope.record import records, scope
+from leakscope.record import records, sampling, scope
+from leakscope.record.census import Census, CensusReader, Counts, Live, Schedule
 from leakscope.record.child import Command
 from leakscope.record.clocks import monotonic_ns, read_anchor
 from leakscope.record.decode.calls import Calls
 from leakscope.record.decode.columns import EventColumns
 from leakscope.record.decode.kernel_objects import KernelObjects
+from leakscope.record.decode.marks import Marks
 from leakscope.record.decode.sites import Sites
+from leakscope.record.gpu.session import LaunchRecording, launch_configuration
 from leakscope.record.kernel.btf import KernelTypes
 from leakscope.record.kernel.objects import SlabCacheOfAddress
 from leakscope.record.loader import ProgramConfig, load
 from leakscope.record.loader.base import SCOPE_PROCESSES
 from leakscope.record.losses import Counters, losses_table, recursion_losses
 from leakscope.record.options import RecordOptions
+from leakscope.record.priority import prefer_this_thread
 from leakscope.record.probes import tracepoints
 from leakscope.record.probes.libraries import FunctionProbes, libraries_before_start, mapped_libraries
+from leakscope.record.probes.nvtx import NVTX_LIBRARY, MarkProbes, is_injection_library, records_marks
 from leakscope.record.processes import Processes, process_exists
 from leakscope.record.python.stacks import PythonStacks
 from leakscope.record.ring import Ring
@@ -42,6 +48,7 @@ from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.symbols.kernel import KernelSymbols
 from leakscope.record.symbols.lines import Lines, allow_many_files, segments_of
+from leakscope.record.unwind.stacks import UnwoundStacks, unwind_losses, unwind_policy
 
 SOURCE_ID = 0
 BATCH_ROWS = 150_000
@@ -62,17 +69,30 @@ class Session:
         self.read_events = 0
         self._closed = False
         self._lock = threading.Lock()
+        self._counting = threading.Lock()
+        self._sampling = False
 
         config = ProgramConfig(
             stacks=options.stacks,
+            unwind=unwind_policy(options.unwind, self.notes.append),
             mem_ring_bytes=options.ring_bytes,
             call_ring_bytes=CALL_RING_BYTES,
             live_entries=options.live_entries,
             with_functions=True,
+            nvtx=records_marks(options, source.limits),
+            **launch_configuration(options),
+            mode=options.mode,
+            min_size=options.min_size,
+            sample_bytes=options.sample_bytes,
         )
+        if options.mode == "census":
+            config.mem_ring_bytes = mmap.PAGESIZE  # nothing is sent there
+        self.notes += source.limits
         scope.configure(options, config)
         self._config_scope = config.scope
         self._programs = load(config, options.loader)
+        if options.sample_bytes:
+            sampling.fill_gaps(self._programs.map("sample_gaps"), options.sample_bytes)
         source.loader = self._programs.name
         self._attachments = tracepoints.Attachments()
         self.exits: dict[int, int] = {}
@@ -110,12 +130,21 @@ class Session:
             self._cache_of,
             lambda: types.enum_bit("___GFP_ACCOUNT_BIT"),
         )
-        calls = Calls(columns, self._interner, self._programs.map("live_ranges"), self.exits)
+        self._launches = LaunchRecording(options, self._programs, self._spaces, SOURCE_ID) if options.launches else None
+        names = self._launches.arguments.names if self._launches else None
+        live_ranges = self._programs.map("live_ranges")
+        calls = Calls(columns, self._interner, live_ranges, self.exits, names, options.min_size)
+        self._small = calls.mappings
         self._counters = Counters(self._programs.map("counters"))
         self._rss = self._programs.map("rss")
         self._mem_ring = Ring(self._programs.map("mem_ring").fd, config.mem_ring_bytes, records.MEM_RECORD)
         self._call_ring = Ring(self._programs.map("call_ring").fd, config.call_ring_bytes, records.CALL_RECORD)
+        dump_ring = self._programs.map("dump_ring")
+        self._dump_ring = Ring(dump_ring.fd, dump_ring.entries, records.DUMP_RECORD)
+        self._unwound = UnwoundStacks(self._interner, self._spaces, self._programs.map("unwound_paths"))
         python_ring = self._programs.map("python_ring")
+        mark_ring = self._programs.map("mark_ring")
+        self._mark_ring = Ring(mark_ring.fd, mark_ring.entries, records.MARK_RECORD)
         self._python_ring = Ring(python_ring.fd, python_ring.entries, records.PYTHON_RECORD)
         self._python_poll = select.poll()
         self._python_poll.register(python_ring.fd, select.POLLIN)
@@ -125,15 +154,24 @@ class Session:
 
         self._samplers = SamplerSet(self.processes.alive, lambda: [options.cgroup] if options.cgroup else [])
         source.facts.update(self._samplers.facts())
-        groups = ["memory", *(["launch"] if options.launches else []), *(["heap"] if options.malloc else [])]
+        groups = ["memory", *(["launch", "kernel"] if options.launches else []), *(["heap"] if options.malloc else [])]
         self._functions = FunctionProbes(self._programs, self._attachments, self._programs.map("functions"), groups)
+        self._marks = MarkProbes(self._functions, config.nvtx)
+        self._mark_rows = Marks(SOURCE_ID)
+        objects = KernelObjects(columns, self._sites, self._interner, self.exits)
+        census = self._begin_census(columns, objects) if options.mode == "census" else None
         self.sink = Sink(
             writer,
             spaces=self._spaces,
             processes=self.processes,
             interner=self._interner,
             calls=calls,
-            objects=KernelObjects(columns, self._sites, self._interner, self.exits),
+            objects=objects,
+            marks=self._mark_rows,
+            arguments=self._launches.arguments if self._launches else None,
+            census=census,
+            schedule=Schedule(options.interval_s, options.flush_s) if census else None,
+            unwound=self._unwound,
         )
         self._attach(members)
         self._sample_requested = threading.Event()
@@ -143,6 +181,41 @@ class Session:
         source.anchors.append(read_anchor())
         source.probes = list(self._attachments.names)
         writer.save_manifest()
+
+    _census_reader: CensusReader | None = None
+
+    def _begin_census(self, columns: EventColumns, objects: KernelObjects) -> Census:
+        began_ns, interval_ns = monotonic_ns(), int(self._options.interval_s * 1e9)
+        self._readouts: list[Counts | Live] = []
+        self._census_reader = CensusReader(self._programs, began_ns, interval_ns)
+        return Census(
+            self._census_reader,
+            columns,
+            objects,
+            self._interner,
+            self.processes,
+            self.exits,
+            origin_ns=began_ns,
+            interval_ns=interval_ns,
+            sampled=self._options.sample_bytes > 0,
+        )
+
+    def _read_counts(self) -> int:
+        """Take what a census has counted; the time of it. Counts are handed on in the order of their times."""
+        if self._census_reader is None:
+            return monotonic_ns()
+        with self._counting:
+            ts_ns = monotonic_ns()
+            counts = self._census_reader.counts(ts_ns)
+            with self._lock:
+                self._readouts.append(counts)
+        return ts_ns
+
+    def _read_live(self, *, last: bool = False) -> None:
+        if self._census_reader is not None:
+            live = self._census_reader.live(monotonic_ns(), sweep=not last)
+            with self._lock:
+                self._readouts.append(live)
 
     def _add_member(self, pid: int, role: str) -> None:
         scope.add_target(self._targets, pid)
@@ -166,6 +239,7 @@ class Session:
             for path in libraries_before_start(self._command.arguments, dict(os.environ)):
                 if self._functions.wants(path):
                     self._functions.attach(path)
+            self._marks.attach(str(NVTX_LIBRARY))
         pids = self._roots + members
         if self._options.everyone:
             pids = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and int(p.name) != os.getpid()]
@@ -175,6 +249,7 @@ class Session:
             if self._options.everyone:
                 self._python.seed(pid)
             for path in mapped_libraries(pid):
+                self._marks.attach(path)
                 if self._functions.wants(path):
                     self._functions.attach(path)
         # Kernels from 6.1 on lack the variants for NUMA nodes, which would only be told as failures there.
@@ -186,9 +261,10 @@ class Session:
 
     def _on_map(self, event: SideBandEvent) -> None:
         """A library was mapped while the recording runs: attach to it, whoever mapped it (probes are by file)."""
-        if self._functions.wants(event.text):
+        if self._functions.wants(event.text) or is_injection_library(event.text):
             for path in (f"/proc/{event.pid}/root{event.text}", event.text):
                 if Path(path).exists():
+                    self._marks.attach(path)
                     count = self._functions.attach(path)
                     if count:
                         late = (monotonic_ns() - event.ts_ns) / 1e6
@@ -197,9 +273,18 @@ class Session:
 
     def drain(self) -> None:
         """Read all rings once and hand a batch to the sink when it is due."""
+        launches = self._launches.read_launches() if self._launches else []
+        readouts: list[Counts | Live] = []
+        if self._census_reader is not None:
+            with self._lock:  # before the rings: they then hold all that was before these readouts
+                readouts, self._readouts = self._readouts, []
         objects = self._mem_ring.read()
         # After the objects: whatever ended before these frees is then in the calls already.
         calls = self._call_ring.read()
+        marks = self._mark_ring.read()
+        kernels = self._launches.read_kernels() if self._launches else []
+        # After the events that name them, and before the mappings that they need.
+        dumps = self._dump_ring.read(at_most=1024)
         side_band = self._side_band.read()
         # Before its stacks: a process is known by its mapping. After all events: a stack is sent before what names it.
         self._python.follow(side_band)
@@ -214,10 +299,20 @@ class Session:
                 batch.objects.append(objects)
             if len(calls):
                 batch.calls.append(calls)
+            if len(marks):
+                batch.marks.append(marks)
             batch.side_band += side_band
-            self._batch_rows += len(objects) + len(calls)
+            batch.kernels += kernels
+            batch.launches += launches
+            self._batch_rows += len(objects) + len(calls) + len(marks)
+            batch.readouts += readouts
+            if len(dumps):
+                if not batch.dumps and self.sink.put_dumps(batch.side_band, dumps):
+                    batch.side_band = []
+                else:
+                    batch.dumps.append(dumps)
             due = time.monotonic() - self._flushed_at >= self._options.flush_s
-            if self._batch_rows < BATCH_ROWS and not due:
+            if self._batch_rows < BATCH_ROWS and not due and not readouts:
                 return
         self._flush()
 
@@ -234,19 +329,27 @@ class Session:
         self.sink.put(batch)
 
     def request_sample(self) -> None:
-        """Ask the sampler thread for one reading."""
-        self._sample_requested.set()
+        """Ask the sampler thread for one reading. While it is behind, what a census has counted is read here: the
+        samplers make many short system calls, each of which may wait for another thread."""
+        if self._sampling:
+            self._read_counts()
+        else:
+            self._sample_requested.set()
 
     def _sample_loop(self) -> None:
+        if self._census_reader is not None:
+            prefer_this_thread()  # what is not read out in time is not known by time
         while True:
             self._sample_requested.wait()
             self._sample_requested.clear()
             if self._closed:
                 return
+            self._sampling = True
             self._sample()
+            self._sampling = False
 
     def _sample(self, *, everything: bool = False) -> None:
-        ts_ns = monotonic_ns()
+        ts_ns = self._read_counts()
         if self._options.cgroup:
             for pid in scope.cgroup_members(self._options.cgroup):
                 if not self.processes.belongs(pid):
@@ -254,6 +357,7 @@ class Session:
         tables = [self._samplers.read(ts_ns, everything=everything), self._rss_samples(ts_ns)]
         with self._lock:
             self._batch.samples += [table for table in tables if table.num_rows]
+        self._read_live()
 
     def _rss_samples(self, ts_ns: int) -> pa.Table:
         """Highest resident-set figures since the start, exact, from the rss_stat tracepoint."""
@@ -302,6 +406,9 @@ class Session:
             self._sample(everything=True)
         if self._recursion is None:
             self.detach()
+        if self.sink.error is None:
+            self._read_counts()
+            self._read_live(last=True)
         for _ in range(64):
             before = self.read_events
             self.drain()
@@ -348,6 +455,8 @@ class Session:
             + sum(self._counters.total(name) for name in ("mem_dropped", "call_dropped")),
             "events_read": self.read_events,
             "kmalloc_caches_by_size_and_flags": self._sites.caches_by_size_and_flags,
+            "stacks_dumped": self._unwound.dumps,
+            "stacks_unwound": self._unwound.unwound,
             "slab_cache_question": self._cache_of.reason or "bpf_get_kmem_cache",
             "functions_attached": self._functions.attached,
             "segments": segments_of(self._spaces),
@@ -355,9 +464,13 @@ class Session:
         }
 
     def _losses(self, lines: Lines) -> list[Loss]:
-        losses = self._counters.losses() + (self._recursion or [])
+        losses = self._counters.losses() + self._counters.left_out() + (self._recursion or [])
+        if self._small.small_objects:
+            detail = f"mappings smaller than --min-size: {self._small.small_bytes:,} bytes"
+            losses.append(Loss("mappings", "below_min_size", self._small.small_objects, detail))
         losses += [Loss(probe, what, count, detail) for probe, what, count, detail in self._samplers.losses()]
         losses += [Loss(probe, "attach_failed", 1, reason) for probe, reason in self._attachments.failed]
+        losses += self._launches.losses() if self._launches else []
         if self._side_band.lost:
             losses.append(Loss("side-band", "sideband_lost", self._side_band.lost, "mappings or forks not seen"))
         if unresolved := self._interner.unresolved_frames - lines.named:
@@ -367,6 +480,10 @@ class Session:
         if unnamed:
             detail = "stacks: " + "; ".join(f"{count} {reason}" for reason, count in unnamed.most_common())
             losses.append(Loss("python frames", "python_frames_unavailable", unnamed.total(), detail))
+        if self._mark_rows.unknown:
+            detail = "ranges without a name: they began before the recording, or their beginning was lost"
+            losses.append(Loss("NVTX ranges", "mark_lost", self._mark_rows.unknown, detail))
+        losses += unwind_losses(self._options.unwind, self._unwound)
         if self._interner.missing_stacks:
             losses.append(Loss("stack maps", "stack_miss", self._interner.missing_stacks, "stacks gone when read"))
         return losses
@@ -389,7 +506,10 @@ class Session:
         self._attachments.close()
         if self.sink.error is None:
             self.sink.close()
+        if self._launches:
+            self._launches.close()
         self._samplers.close()
+        self._unwound.close()
         self._side_band.close()
         self._cache_of.close()
         self._programs.close()

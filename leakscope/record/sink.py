@@ -1,28 +1,37 @@
 """From drained batches to parts on disk, in a thread of its own.
 
-Order matters: the side-band first (where files are mapped), then calls (which processes ended), then kernel objects
-(whose frees after an exit are marked), and on disk frames and stacks before the events that name them, so
-that a capture cut off at any moment resolves.
+Order matters: the side-band first (where files are mapped), then stack dumps, then calls (which processes ended), then
+kernel objects (whose frees after an exit are marked), and on disk frames and stacks before the events that name them,
+so that a capture cut off at any moment resolves.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from leakscope.capture import CaptureWriter
+from leakscope.record.census import Census, Counts, Live, Schedule
 from leakscope.record.decode.calls import Calls
 from leakscope.record.decode.kernel_objects import KernelObjects
+from leakscope.record.decode.marks import Marks
+from leakscope.record.gpu.arguments import LaunchArguments
+from leakscope.record.gpu.images import Image
 from leakscope.record.processes import Processes
+from leakscope.record.records import CALL_RECORD
 from leakscope.record.ring import joined
 from leakscope.record.side_band import SideBandEvent
 from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
+from leakscope.record.unwind.stacks import UnwoundStacks
 
 MANIFEST_EVERY_NS = 5_000_000_000
 """How often the manifest is brought up to date, so that a power loss costs no more checksums than that."""
@@ -39,7 +48,18 @@ class Batch:
     side_band: list[SideBandEvent] = field(default_factory=list)
     calls: list[np.ndarray] = field(default_factory=list)
     objects: list[np.ndarray] = field(default_factory=list)
+    marks: list[np.ndarray] = field(default_factory=list)
+    dumps: list[np.ndarray] = field(default_factory=list)
     samples: list[pa.Table] = field(default_factory=list)
+    kernels: list[tuple[np.ndarray, list[Image | str | None]]] = field(default_factory=list)
+    launches: list[np.ndarray] = field(default_factory=list)
+    readouts: list[Counts | Live] = field(default_factory=list)
+
+
+_TABLES = (
+    *("census_sites", "census_totals", "census", "calls", "device_maps", "launches", "launch_arguments", "samples"),
+)
+"""What a batch may have beside mem_events, in the order of writing: what others name comes first."""
 
 
 class Sink:
@@ -54,13 +74,26 @@ class Sink:
         interner: Interner,
         calls: Calls,
         objects: KernelObjects,
+        marks: Marks,
+        arguments: LaunchArguments | None = None,
+        census: Census | None = None,
+        schedule: Schedule | None = None,
+        unwound: UnwoundStacks | None = None,
     ) -> None:
+        """With a `schedule` rows are gathered and written when it says so; without, at each batch."""
         self._writer = writer
+        self._census = census
+        self._schedule = schedule
+        self._gathered: dict[str, list[pa.Table]] = {}
+        self._began_ns = self._wrote_ns = time.monotonic_ns()
         self._spaces = spaces
         self._processes = processes
         self._interner = interner
         self._calls = calls
         self._objects = objects
+        self._marks = marks
+        self._arguments = arguments
+        self._unwound = unwound
         self._queue: queue.Queue[Batch | None] = queue.Queue(maxsize=8)
         self._ended: dict[int, int] = {}
         self._manifest_saved_ns = 0
@@ -79,6 +112,17 @@ class Sink:
             except queue.Full:
                 continue
 
+    def put_dumps(self, side_band: list[SideBandEvent], dumps: np.ndarray) -> bool:
+        """Hand over stack dumps ahead of the events that name them, with all side-band events before; never waits.
+
+        The sooner their paths are known, the fewer are sent. False: not taken, the sink is behind.
+        """
+        try:
+            self._queue.put_nowait(Batch(0, side_band, dumps=[dumps]))
+        except queue.Full:
+            return False
+        return True
+
     def close(self) -> None:
         """Write what is queued and end the thread."""
         if self._thread.is_alive():
@@ -87,10 +131,14 @@ class Sink:
 
     def _run(self) -> None:
         while (batch := self._queue.get()) is not None:
-            if self.error is not None:
-                continue
+            self._attempt(partial(self._process, batch))
+        self._attempt(lambda: self._write("marks", self._marks.open_rows()))
+        self._attempt(self._write_gathered)
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        if self.error is None:
             try:
-                self._process(batch)
+                work()
             except Exception as error:  # whatever it is, it must end the recording and be told
                 self.error = error
 
@@ -101,6 +149,8 @@ class Sink:
                 if event.pid != event.other and self._processes.belongs(event.other):
                     self._processes.forked(event.other, event.pid, event.ts_ns)
                     self._spaces.fork(event.other, event.pid, event.ts_ns)
+                    if self._arguments:
+                        self._arguments.kernels.forked(event.other, event.pid)
             elif not self._processes.belongs(event.pid):
                 continue
             elif event.kind == "map":
@@ -110,22 +160,40 @@ class Sink:
             elif event.kind == "exec":
                 self._spaces.start(event.pid, event.ts_ns)
                 self._processes.named(event.pid, event.text)
+                if self._arguments:
+                    self._arguments.kernels.forget(event.pid)
             elif event.kind == "comm" and event.pid == event.tid:
                 self._processes.named(event.pid, event.text)
 
     def _process(self, batch: Batch) -> None:
         self.follow(batch.side_band)
         tables: list[tuple[str, pa.Table]] = []
-        if batch.calls:
-            decoded = self._calls.decode(np.concatenate(batch.calls))
+        if self._unwound is not None and batch.dumps:
+            self._unwound.resolve(np.concatenate(batch.dumps))
+            if not batch.ts_ns:  # ahead of their events, with which the frames are written
+                return
+        for records, images in batch.kernels if self._arguments else ():
+            self._arguments.kernels.follow(records, images)  # type: ignore[union-attr]
+        if batch.calls or batch.launches:
+            called = np.concatenate(batch.calls) if batch.calls else np.empty(0, CALL_RECORD)
+            decoded = self._calls.decode(called)
             for pid, ts_ns in decoded.exits.items():
                 self._processes.ended(pid, ts_ns)
                 self._ended[pid] = ts_ns
+            if self._census:
+                self._census.ended(decoded.exits)
             tables += [("mem_events", table) for table in decoded.mem_events]
-            tables += [("calls", decoded.calls), ("launches", decoded.launches)]
+            tables += [("calls", decoded.calls), ("launches", decoded.launches), ("device_maps", decoded.device_maps)]
+            if self._arguments:
+                arguments = self._arguments.table(batch.launches, decoded.mem_events, called)
+                tables.append(("launch_arguments", arguments))
         if batch.objects:
             tables.append(("mem_events", self._objects.table(_in_order(batch.objects))))
+        if self._census:
+            tables = self._census.tables(tables, batch.readouts)
         tables += [("samples", table) for table in batch.samples]
+        if batch.marks:
+            self._write("marks", self._marks.rows(np.concatenate(batch.marks)))
         frames, stacks = self._interner.take_new_rows()
         self._write("frames", frames)
         self._write("stacks", stacks)
@@ -133,21 +201,42 @@ class Sink:
         if events:
             merged = _concatenate(events)
             self._write("mem_events", merged)
-        for name in ("calls", "launches", "samples"):
+        for name in _TABLES:
             parts = [table for kind, table in tables if kind == name and table is not None and table.num_rows]
             if parts:
                 self._write(name, _concatenate(parts))
-        if batch.ts_ns - self._manifest_saved_ns > MANIFEST_EVERY_NS:
+        elapsed_s = (batch.ts_ns - self._began_ns) / 1e9
+        if self._schedule and batch.ts_ns - self._wrote_ns >= self._schedule.write_gap_s(elapsed_s) * 1e9:
+            self._wrote_ns = batch.ts_ns
+            self._write_gathered()
+        if batch.ts_ns - self._manifest_saved_ns > MANIFEST_EVERY_NS and not self._gathered:
             self._manifest_saved_ns = batch.ts_ns
             self._writer.save_manifest()
-        for pid in [pid for pid, ts_ns in self._ended.items() if ts_ns + FORGET_AFTER_NS < batch.ts_ns]:
+        # A census asks for the stacks of a process at the readout after its end.
+        needed_ns = min(batch.ts_ns, self._census.read_ns) if self._census else batch.ts_ns
+        for pid in [pid for pid, ts_ns in self._ended.items() if ts_ns + FORGET_AFTER_NS < needed_ns]:
             del self._ended[pid]
             self._spaces.forget(pid)
+            if self._arguments:
+                self._arguments.kernels.forget(pid)
+        if self._census and self._census.forgotten:
+            self._interner.forget(self._census.forgotten)
+            self._census.forgotten = set()
 
     def _write(self, table: str, rows: pa.Table) -> None:
-        if rows.num_rows:
+        if not rows.num_rows:
+            return
+        self.rows[table] += rows.num_rows
+        if self._schedule:
+            self._gathered.setdefault(table, []).append(rows)
+        else:
             self._writer.write(table, rows)
-            self.rows[table] += rows.num_rows
+
+    def _write_gathered(self) -> None:
+        """What others name comes first."""
+        gathered, self._gathered = self._gathered, {}
+        for table in sorted(gathered, key=lambda name: name not in ("frames", "stacks", "census_sites")):
+            self._writer.write(table, _concatenate(gathered[table]))
 
 
 def _concatenate(tables: list[pa.Table]) -> pa.Table:

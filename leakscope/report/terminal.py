@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from leakscope.model.results import Chain, ChainLink, Report, Row, Site, Verdict
+from leakscope.model.results import Chain, ChainLink, Report, Row, Site, Touches, Verdict
+from leakscope.report.imports import import_lines
 from leakscope.report.text import counted, exact, printable, rate, size
 
 _STYLES = {"leak": "bold red", "inconclusive": "bold yellow", "not_leak": "bold green"}
@@ -66,6 +67,9 @@ def _verdict(console: Console, report: Report) -> None:
     for input_ in report.inputs:
         for problem in input_.get("problems", ()):
             console.print(Text(f"  {printable(str(problem))}", "yellow"))
+    files = [input_ for input_ in report.inputs if "limits" in input_]
+    for said in import_lines(files):
+        _indented(console, said, "dim" if said.startswith("  ") else "")
 
 
 def _layers(console: Console, report: Report) -> None:
@@ -77,7 +81,7 @@ def _layers(console: Console, report: Report) -> None:
         interval = f"{size(growth.ci_low)} … {rate(growth.ci_high)}" if growth else ""
         table.add_row(
             layer.layer,
-            size(layer.live_bytes),
+            size(layer.live_bytes) + (f" ± {size(layer.standard_error_bytes)}" if layer.standard_error_bytes else ""),
             f"{layer.live_objects:,}",
             rate(growth.bytes_per_s) if growth else "",
             interval,
@@ -95,6 +99,9 @@ def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, 
     console.print()
     console.print(head)
     facts = [f"keeps {exact(finding.kept_bytes)} in {counted(finding.kept_objects, 'object')}"]
+    sampled = [site for site in report.sites if site.id in finding.sites and site.bytes_sampled]
+    if error := sum(site.standard_error_bytes**2 for site in sampled) ** 0.5:
+        facts[0] += f" (estimated from a sample by bytes, ± {size(error)})"
     if growth := finding.growth:
         interval = f"{size(growth.ci_low)} … {size(growth.ci_high)}"
         facts.append(f"{rate(growth.bytes_per_s)} ({interval})")
@@ -107,6 +114,9 @@ def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, 
         _indented(console, "; ".join((*finding.reasons[:1], *finding.reasons[2:])))
     if chain := chains.get(finding.sites[0] if finding.sites else ""):
         _indented(console, " → ".join(_name(link) for link in _shortened(chain.links)), "cyan")
+    touches = next((s.touches for s in report.sites if finding.sites and s.id == finding.sites[0]), None)
+    if touches:
+        _indented(console, _touched(touches))
     if len(finding.culprit.slab_caches) > 1:
         _indented(console, f"slab caches: {', '.join(finding.culprit.slab_caches)}")
     below = [link for site in finding.sites if site in chains for link in chains[site].detail]
@@ -123,16 +133,32 @@ def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, 
         _indented(console, f"with it, in the kernel: {size(kept)} ({caches})")
 
 
+def _touched(touches: Touches) -> str:
+    """What launches say about how long memory lay idle."""
+    if touches.launches:
+        share = touches.touched_bytes / max(1, touches.live_bytes)
+        parts = [f"kernels got pointers into {share:.0%} of it, last {touches.last_kernel or 'one of unknown name'}"]
+    else:
+        parts = ["no recorded launch got a pointer into it"]
+    parts += [f"{size(idle)} untouched for {seconds:,} s or more" for seconds, idle in touches.idle[-1:] if idle]
+    return "; ".join(parts) + (" (approximate: not all arguments were seen)" if touches.approximate else "")
+
+
 def _shortened(links: Sequence[ChainLink], frames: int = 3) -> list[ChainLink]:
     """The chain with only the innermost frames of the application, those without a name left out."""
-    lead = next((i for i, link in enumerate(links) if link.what != "frame"), len(links))
-    named = [link for link in links[:lead] if "+0x" not in link.name]
-    return [*named[-frames:], *links[lead:]]
+    first = next((i for i, link in enumerate(links) if link.what != "range"), len(links))
+    lead = next((i for i, link in enumerate(links) if i >= first and link.what != "frame"), len(links))
+    named = [link for link in links[first:lead] if "+0x" not in link.name]
+    return [*links[:first], *named[-frames:], *links[lead:]]
 
 
 def _name(link: ChainLink) -> str:
     if link.what in ("slab_cache", "kind", "map", "device"):
         return f"{link.name} {size(link.bytes)}"
+    if link.what == "range":
+        return f"range {link.name}"
+    if link.what == "launches":
+        return f"{'' if link.confidence == 1 else '~'}{link.name} ×{link.count:,}"
     return f"{link.name}()" if link.what == "call" else link.name
 
 
@@ -149,12 +175,13 @@ def _sites(console: Console, sites: Sequence[Site], top: int) -> None:
     for (name, layer, what), members in ranked[:top]:
         kept = sum(site.live_bytes for site in members)
         share = kept / max(1, sum(site.allocated_bytes for site in members))
-        mark = "~" if any(site.stack_sampled for site in members) else ""
+        mark = "~" if any(site.stack_sampled or site.bytes_sampled for site in members) else ""
+        error = sum(site.standard_error_bytes**2 for site in members if site.bytes_sampled) ** 0.5
         table.add_row(
             printable(name),
             layer,
             printable(what),
-            mark + size(kept),
+            mark + size(kept) + (f" ± {size(error)}" if error else ""),
             f"{share:.0%}",
             rate(sum(site.growth.bytes_per_s for site in members if site.growth)),
         )
@@ -163,6 +190,8 @@ def _sites(console: Console, sites: Sequence[Site], top: int) -> None:
     notes = []
     if any(site.stack_sampled for _, members in ranked[:top] for site in members):
         notes.append("~ apportioned by sampled stacks")
+    if any(site.bytes_sampled for _, members in ranked[:top] for site in members):
+        notes.append("± standard error of what was sampled by bytes")
     if len(ranked) > top:
         notes.append(f"{len(ranked) - top:,} more with --top, all with --json")
     if notes:
@@ -215,11 +244,15 @@ def _reconciliation(console: Console, rows: Sequence[Row]) -> None:
 
 def _next(console: Console, report: Report) -> None:
     paths = [str(input_.get("path", "")) for input_ in report.inputs]
-    path = next(iter(paths), "CAPTURE")
+    path = " ".join(paths) or "CAPTURE"
+    capture = next((str(i.get("path", "")) for i in report.inputs if "limits" not in i), "")
     hints = [f"leakscope attribute {path} --json     every site, chain and number"]
     if report.verdict.verdict == "inconclusive":
         hints.insert(0, "record longer, or with a larger buffer where events were lost")
-    hints.append(f'leakscope query {path} "SELECT * FROM mem_events LIMIT 10"')
+    if capture or not paths:
+        hints.append(f'leakscope query {capture or path} "SELECT * FROM mem_events LIMIT 10"')
+    else:
+        hints.append(f"leakscope import {path} -o CAPTURE     to keep what was read, and query it")
     console.print()
     for hint in hints:
         console.print(Text(f"next: {printable(hint)}", "dim"), soft_wrap=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import mmap
+import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,13 @@ import numpy as np
 _SYMBOL_64 = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
 )
+_PROGRAM_HEADER = np.dtype(
+    [
+        ("type", "<u4"), ("flags", "<u4"), ("offset", "<u8"), ("address", "<u8"), ("physical", "<u8"),
+        ("file_bytes", "<u8"), ("memory_bytes", "<u8"), ("align", "<u8"),
+    ]
+)  # fmt: skip
+_PT_LOAD = 1
 _STT_FUNC, _STT_GNU_IFUNC = 2, 10
 _PF_X = 1
 MAX_DEBUG_LINK_BYTES = 4096
@@ -40,6 +48,26 @@ def address_of(segments: Iterable[Segment], offset: int) -> int | None:
         if segment.offset <= offset < segment.offset + segment.size_bytes:
             return offset - segment.offset + segment.address
     return None
+
+
+def load_segments(data: bytes | memoryview | mmap.mmap) -> list[Segment]:
+    """The loadable segments of a 64-bit ELF file, read in some microseconds without looking at anything else.
+
+    Header and program headers as in elf(5). Raises ValueError for another or a damaged file.
+    """
+    if data[:5] != b"\x7fELF\x02":
+        raise ValueError("not a 64-bit ELF file")
+    try:
+        place, entry_bytes, count = struct.unpack_from("<Q14xHH", data, 32)
+        if entry_bytes != _PROGRAM_HEADER.itemsize:
+            raise ValueError("program headers of an unknown size")
+        headers = np.frombuffer(data, _PROGRAM_HEADER, count, place)
+    except (struct.error, OverflowError) as error:
+        raise ValueError(f"not a usable ELF file: {error}") from error
+    return [
+        Segment(int(h["address"]), int(h["offset"]), int(h["file_bytes"]), bool(h["flags"] & _PF_X))
+        for h in headers[headers["type"] == _PT_LOAD]
+    ]
 
 
 @contextlib.contextmanager

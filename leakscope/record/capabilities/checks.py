@@ -167,6 +167,17 @@ def check_libbpf(host: Host) -> Capability:
     return Capability("libbpf", "ok", f"libbpf.so.1, {version}", needed_for, True)
 
 
+def check_libdw(host: Host) -> Capability:
+    """Whether stack dumps can be unwound."""
+    from leakscope.record.unwind.libdw import LibdwUnavailableError, version
+
+    needed_for = "whole stacks of code without frame pointers (--unwind)"
+    try:
+        return Capability("libdw", "ok", f"libdw.so.1, {version()}", needed_for)
+    except LibdwUnavailableError as error:
+        return Capability("libdw", "missing", str(error), needed_for, remedies=remedies.LIBDW)
+
+
 def check_uprobes(host: Host) -> Capability:
     """Whether functions of user libraries can be probed, and by one link a library."""
     needed_for = "CUDA and malloc calls"
@@ -302,6 +313,16 @@ def check_nvml(host: Host) -> Capability:
     return Capability("NVML", "missing", nvml.reason, needed_for, remedies=remedies.NVIDIA_DRIVER)
 
 
+def check_nvtx(host: Host) -> Capability:
+    """Whether the library is there through which NVTX ranges are recorded."""
+    needed_for = "NVTX ranges around allocations"
+    if not bpf_programs.NVTX_LIBRARY.exists():
+        detail = f"{bpf_programs.NVTX_LIBRARY} was not built"
+        return Capability("NVTX library", "missing", detail, needed_for, remedies=remedies.NVTX_LIBRARY)
+    detail = f"start a service with NVTX_INJECTION64_PATH={bpf_programs.NVTX_LIBRARY}; record -- CMD does it by itself"
+    return Capability("NVTX library", "ok", detail, needed_for)
+
+
 CHECKS: tuple[Callable[[Host], Capability], ...] = (
     check_privilege,
     check_ring,
@@ -313,6 +334,7 @@ CHECKS: tuple[Callable[[Host], Capability], ...] = (
     check_bcc,
     check_memlock,
     check_uprobes,
+    check_libdw,
     check_side_band,
     check_other_processes,
     check_kernel_symbols,
@@ -320,6 +342,7 @@ CHECKS: tuple[Callable[[Host], Capability], ...] = (
     check_cgroups,
     check_pid_namespace,
     check_nvml,
+    check_nvtx,
 )
 """All checks of the host, what is required first."""
 

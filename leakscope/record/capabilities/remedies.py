@@ -74,6 +74,12 @@ LIBBPF: Remedies = {
     "container": "add to the Dockerfile: RUN apt-get update && apt-get install -y libbpf1",
     "kubernetes": "use an image whose Dockerfile has: RUN apt-get update && apt-get install -y libbpf1",
 }
+LIBDW: Remedies = {
+    "debian": "apt-get install -y libdw1",
+    "fedora": "dnf install -y elfutils-libs",
+    "container": "add to the Dockerfile: RUN apt-get update && apt-get install -y libdw1",
+    "kubernetes": "use an image whose Dockerfile has: RUN apt-get update && apt-get install -y libdw1",
+}
 UPROBES: Remedies = {"debian": _SUDO, "fedora": _SUDO, **_add_capabilities("sys_admin")}
 SIDE_BAND: Remedies = {"debian": _SUDO, "fedora": _SUDO, **_add_capabilities("perfmon")}
 OTHER_PROCESSES: Remedies = {
@@ -91,6 +97,7 @@ MEMLOCK: Remedies = {
     "container": "docker run --ulimit memlock=-1:-1 …",
     "kubernetes": f"capabilities.add: [SYS_RESOURCE] {_SEE}",
 }
+NVTX_LIBRARY: Remedies = _everywhere("make programs")
 PID_NAMESPACE: Remedies = {
     "container": "docker run --pid=host …",
     "kubernetes": f"spec.hostPID: true {_SEE}",

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from leakscope.record import records
 from leakscope.record.decode.columns import CAUSE_CODES, KIND_CODES, LAYER_CODES, OP_CODES, EventColumns
+from leakscope.record.decode.marks import mark_ids
 from leakscope.record.decode.ranges import Cut, Mapping, Ranges, Stacks
 
 _MAP_ANONYMOUS = 0x20
@@ -34,7 +35,8 @@ ROW = np.dtype(
     [
         ("ts_ns", "i8"), ("pid", "i4"), ("tid", "i4"), ("cpu", "i2"), ("op", "i2"), ("cause", "i2"), ("kind", "i2"),
         ("function", "i2"), ("addr", "u8"), ("size_bytes", "i8"), ("requested_bytes", "i8"), ("raw_stack", "i4"),
-        ("caller", "u8"), ("python_stack", "u4"), ("call_id", "i8"), ("result", "i4"), ("alloc_ts_ns", "i8"),
+        ("caller", "u8"), ("python_stack", "u4"), ("mark", "u4"), ("call_id", "i8"), ("result", "i4"),
+        ("alloc_ts_ns", "i8"),
     ]
 )  # fmt: skip
 """A map event before its stack is resolved."""
@@ -58,10 +60,16 @@ class ProcessEnd(NamedTuple):
 
 
 class Mappings:
-    """Decodes CALL_MAP and CALL_MAP_FREE records; `unmatched_frees` counts munmaps of what was not seen mapped."""
+    """Decodes CALL_MAP and CALL_MAP_FREE records; `unmatched_frees` counts munmaps of what was not seen mapped.
 
-    def __init__(self, columns: EventColumns) -> None:
+    Mappings and growth of the break of less than `min_size` bytes are left out: `small_objects` and `small_bytes`.
+    """
+
+    def __init__(self, columns: EventColumns, min_size: int = 0) -> None:
         self._columns = columns
+        self._min_size = min_size
+        self.small_objects = 0
+        self.small_bytes = 0
         self._ranges: dict[int, Ranges] = {}  # by pid
         self._breaks: dict[int, Ranges] = {}
         self.unmatched_frees = 0
@@ -80,6 +88,7 @@ class Mappings:
         advised = ~ended & (batch["function"] == records.MAP_MADVISE)
         made_rows = self._bulk(batch[made], "alloc")
         changed = self._replay(batch[~advised], made_rows, sorted(ends))
+        made_rows = made_rows[made_rows["size_bytes"] >= self._min_size]
         rows = np.concatenate([made_rows, changed, self._bulk(batch[advised], "advise")])
         return rows[np.argsort(rows["ts_ns"], kind="stable")]
 
@@ -95,6 +104,7 @@ class Mappings:
             "requested_bytes",
             "caller",
             "python_stack",
+            "mark",
         ):
             rows[name] = batch[name]
         rows["ts_ns"] = batch["exit_ns"]
@@ -113,7 +123,7 @@ class Mappings:
         `made` are the rows of its mappings in the same order; a moved part takes the kind of what it was a part of.
         """
         names = ("type", "function", "flags", "exit_ns", "enter_ns", "pid", "tid", "cpu", "addr", "size_bytes",
-                 "requested_bytes", "arg0", "arg1", "user_stack", "caller", "python_stack")  # fmt: skip
+                 "requested_bytes", "arg0", "arg1", "user_stack", "caller", "python_stack", "mark")  # fmt: skip
         kind_of_made = made["kind"].tolist()
         rows: list[tuple[int, ...]] = []
         done, next_made = 0, 0
@@ -145,8 +155,9 @@ class Mappings:
                 elif not arg0 & _MAP_FIXED:
                     cause = "reuse"  # the kernel gives out free addresses alone: that these were freed was missed
                 rows += _frees(by, cause, ranges.cut(addr, addr + size, now))
-                mapping = Mapping(now, size, requested, function, kind_of_made[next_made], tuple(stacks), size)
-                ranges.add(addr, addr + size, mapping)
+                if not self._is_small(size):
+                    mapping = Mapping(now, size, requested, function, kind_of_made[next_made], tuple(stacks), size)
+                    ranges.add(addr, addr + size, mapping)
                 next_made += 1
         for end in ends[done:]:
             rows += self._process_end(end)
@@ -162,10 +173,19 @@ class Mappings:
         if after <= before:
             return _frees(by, "call", ranges.cut(after, before, now))
         size = after - before
+        if self._is_small(size):
+            return []
         kind = KIND_CODES["heap_backing" if in_heap else "brk"]
         ranges.add(before, after, Mapping(now, size, size, records.MAP_BRK, kind, stacks, size))
         codes = (OP_CODES["alloc"], CAUSE_CODES["call"], kind, records.MAP_BRK)
         return [(*by, *codes, before, size, size, *stacks, 0, 0, 0)]
+
+    def _is_small(self, size: int) -> bool:
+        if size >= self._min_size:
+            return False
+        self.small_objects += 1
+        self.small_bytes += size
+        return True
 
     def _process_end(self, end: ProcessEnd) -> list[tuple[int, ...]]:
         rows: list[tuple[int, ...]] = []
@@ -177,7 +197,7 @@ class Mappings:
 
     def table(self, rows: np.ndarray, user_stacks: np.ndarray, python_stacks: np.ndarray) -> pa.Table:
         """`mem_events` of ROW arrays whose stacks were resolved."""
-        resolved = ("function", "raw_stack", "caller", "python_stack")
+        resolved = ("function", "raw_stack", "caller", "python_stack", "mark")
         apis = np.array([self._columns.apis.code(API_NAMES[i]) for i in sorted(API_NAMES)], np.int16)
         columns = {name: rows[name] for name in ROW.names or () if name not in resolved}
         return self._columns.table(
@@ -186,6 +206,7 @@ class Mappings:
             api=apis[rows["function"]],
             user_stack=user_stacks,
             python_stack=python_stacks,
+            mark_id=mark_ids(rows["pid"], rows["mark"]),
             weight=1,
             **columns,
         )

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from leakscope.errors import NotCapableError
-from leakscope.record.kernel.bpf import Map
+from leakscope.record.kernel.bpf import Map, possible_cpus
 from leakscope.record.kernel.btf import KernelTypes
 from leakscope.record.kernel.syscalls import number
 from leakscope.record.kernel.tracefs import field_offsets
 
 SCOPE_HOST, SCOPE_PROCESSES, SCOPE_CGROUP = 0, 1, 2
 STACK_POLICIES = {"none": 0, "sampled": 1, "all": 2}
+MODES = {"stream": 0, "census": 1}
+UNWIND_POLICIES = {"none": 0, "gpu": 1, "all": 2}
 
 
 @dataclass
@@ -28,6 +30,7 @@ class ProgramConfig:
     cgroup_id: int = 0
     cgroup_level: int = 0
     stacks: str = "sampled"
+    unwind: str = "none"
     # Stacks that a site may take on a CPU: one each 2^20 ns (954/s) with bursts of 256; all sites together one each
     # 2^16 ns (15,259/s, some 4 % of a CPU) with bursts of 4,096. While the latter is used up each costs a site 32.
     site_stack_every_shift: int = 20
@@ -38,13 +41,24 @@ class ProgramConfig:
     sample_one_in: int = 64  # power of two
     mem_ring_bytes: int = 64 << 20
     call_ring_bytes: int = 8 << 20
+    mark_ring_bytes: int = 4 << 20
+    dump_ring_bytes: int = 16 << 20  # 1,000 stack dumps
     live_entries: int = 1 << 20
     page_entries: int = 1 << 17
     range_entries: int = 1 << 18
     stack_entries: int = 1 << 14
     site_entries: int = 1 << 14
+    launch_args: int = 0  # words of a launch's parameters that are read, at most 64; 0 = none
+    launch_ring_bytes: int = 4096
+    kernel_ring_bytes: int = 4096
+    layout_entries: int = 64
+    identity_entries: int = 1 << 15  # of a census; each takes 48 bytes a CPU
+    mode: str = "stream"
+    min_size: int = 0  # bytes: smaller kernel and heap objects are counted, not recorded
+    sample_bytes: int = 0  # mean of the bytes between two samples, 0 = every allocation is recorded
     with_maps: bool = True
     with_functions: bool = False
+    nvtx: bool = False
 
     def constants(self) -> dict[str, int]:
         """All CONFIG_* values, the kernel's offsets included. Raises NotCapableError where BTF is missing."""
@@ -73,15 +87,22 @@ class ProgramConfig:
             "SAMPLE_ONE_IN": self.sample_one_in,
             "MEM_RING_BYTES": self.mem_ring_bytes,
             "CALL_RING_BYTES": self.call_ring_bytes,
+            "MARK_RING_BYTES": self.mark_ring_bytes if self.nvtx else mmap.PAGESIZE,
+            "DUMP_RING_BYTES": self.dump_ring_bytes if self.unwind != "none" else mmap.PAGESIZE,
             "LIVE_ENTRIES": self.live_entries,
             "LIVE_DELETE_ABOVE": self.live_entries * 3 // 4 // cpus,
             "PAGE_ENTRIES": self.page_entries,
             "RANGE_ENTRIES": self.range_entries,
             "STACK_ENTRIES": self.stack_entries,
             "SITE_ENTRIES": self.site_entries,
+            "IDENTITY_ENTRIES": self.identity_entries if self.mode == "census" else 1,
+            "MODE": MODES[self.mode],
+            "MIN_SIZE": self.min_size,
+            "SAMPLE_BYTES": self.sample_bytes,
             "PAGE_SIZE": mmap.PAGESIZE,
             "WITH_MAPS": int(self.with_maps),
             "WITH_FUNCTIONS": int(self.with_functions),
+            "NVTX": int(self.nvtx),
             "SLAB_HAS_CACHE": int("kmem_cache" in arguments),
             "CACHE_NAME": types.member_offset("kmem_cache", "name") or 0,
             "CACHE_SIZE": types.member_offset("kmem_cache", "size") or 0,
@@ -95,7 +116,13 @@ class ProgramConfig:
             "RSS_SIZE": rss.get("size", 24),
             "TASK_THREAD_PID": types.member_offset("task_struct", "thread_pid") or 0,
             "PID_LEVEL": types.member_offset("pid", "level") or 0,
+            "LAUNCH_ARGS": self.launch_args,
+            "LAUNCH_RING_BYTES": self.launch_ring_bytes,
+            "KERNEL_RING_BYTES": self.kernel_ring_bytes,
+            "LAYOUT_ENTRIES": self.layout_entries,
             "PID_NUMBERS": types.member_offset("pid", "numbers") or 0,
+            "UNWIND": UNWIND_POLICIES[self.unwind],
+            "CPUS": possible_cpus(),
         }
 
 

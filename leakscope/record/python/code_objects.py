@@ -19,11 +19,12 @@ _ENCODINGS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}  # by state.kind
 
 
 class PythonFrame(NamedTuple):
-    """A frame by its names; `line` is 0 for an instruction without one."""
+    """A frame by its names; `line` is 0 for an instruction without one; `entered`: C code called it, not Python's."""
 
     function: str
     file: str
     line: int
+    entered: bool = False
 
 
 class MemoryGoneError(Exception):

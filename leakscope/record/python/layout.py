@@ -22,7 +22,7 @@ NO_OFFSET = 0xFFFF
 
 _FILE_NAME = re.compile(r"(lib)?python(\d+(\.\d+)?[a-z]*)?(\.so(\.[\d.]+)?)?$")
 _COOKIE = b"xdebugpy"
-_PYTHON_PROCESS = struct.Struct("=Q12H")
+_PYTHON_PROCESS = struct.Struct("=Q13H6x")
 
 
 class UnknownLayoutError(Exception):
@@ -55,6 +55,8 @@ class Offsets:
     code_adaptive: int  # the first instruction
     ascii_size: int  # sizeof(PyASCIIObject)
 
+    frame_is_entry: int = NO_OFFSET  # _PyInterpreterFrame of 3.11; from 3.12 on a frame without code stands before it
+
     @property
     def frame_bytes(self) -> int:
         """What has to be read of a frame, whole words: beyond it another page may begin."""
@@ -65,7 +67,7 @@ class Offsets:
 # From the headers of 3.11.7 and 3.12.1 (pycore_runtime.h, pycore_interp.h, cpython/pystate.h, pycore_frame.h,
 # cpython/code.h, cpython/unicodeobject.h), as the compiler lays them out; patch releases keep them.
 _OFFSETS = {
-    (3, 11): Offsets(40, 0, 16, 8, 160, 56, 8, 32, 56, 48, 69, 112, 128, 72, 136, 184, 48),
+    (3, 11): Offsets(40, 0, 16, 8, 160, 56, 8, 32, 56, 48, 69, 112, 128, 72, 136, 184, 48, 68),
     (3, 12): Offsets(40, 0, 72, 8, 144, 56, 0, 0, 56, 8, 70, 112, 128, 68, 136, 192, 40),
 }
 _ASCII_SIZE = 40
@@ -139,6 +141,7 @@ class Interpreter:
             self.runtime + bias,
             *(o.interpreters, o.interpreter_next, o.threads, o.thread_next, o.thread_native_id, o.thread_frame),
             *(o.cframe_frame, o.frame_code, o.frame_instruction, o.frame_previous, o.frame_owner, o.frame_bytes),
+            o.frame_is_entry,
         )
 
 

@@ -171,16 +171,24 @@ class PythonStacks:
             self._map.delete(pid.to_bytes(4, "little"))
 
     def _named(self, pid: int, process: _Process, frames: np.ndarray) -> PythonStack:
-        own = [(address, instruction) for address, instruction in frames.tolist() if address]
+        own: list[tuple[int, int, bool]] = []
+        for code, instruction in frames.tolist():
+            if code:
+                own.append((code & ~1, instruction, bool(code & 1)))
+            elif own:
+                own[-1] = (*own[-1][:2], True)
         try:
             with ProcessMemory(pid) as memory:
-                for address in dict.fromkeys(address for address, _ in reversed(own)):  # the longest-lived first
+                for address in dict.fromkeys(address for address, *_ in reversed(own)):  # the longest-lived first
                     self._read(memory, process, address)
         except MemoryGoneError:  # it ended: what it ran before is known
-            if any(address not in process.codes for address, _ in own):
+            if any(address not in process.codes for address, *_ in own):
                 raise
         first = process.interpreter.offsets.code_adaptive
-        return tuple(process.codes[address].frame(at - (address + first)) for address, at in reversed(own))
+        return tuple(
+            process.codes[address].frame(at - (address + first))._replace(entered=entered)
+            for address, at, entered in reversed(own)
+        )
 
     def _read(self, memory: ProcessMemory, process: _Process, address: int) -> None:
         """Know the code object at an address; read again where another one has taken its place."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from leakscope.record.symbols.perf_map import PerfMap
 from leakscope.symbols.debug_files import SymbolFile, separate_debug_files
 from leakscope.symbols.demangle import demangle
-from leakscope.symbols.elf import ElfFile, Segment
+from leakscope.symbols.elf import ElfFile, Segment, load_segments
 
 _ANONYMOUS = ("//anon", "/memfd:", "/dev/zero", "/anon_hugepage")
 """How paths begin of executable memory that no file of the disk is behind: code made at run time."""
@@ -25,12 +25,17 @@ class Module:
         self._build_id = build_id
         self._elf: ElfFile | None = None
         self.problem = ""
+        self._opened = ""
+        self._segments: list[Segment] | None = None
+        self._identity = (0, 0)
         self._root = ""  # what the path was found below: /proc/PID/root, or nothing
         for candidate in candidates:
             try:
                 self._file = open(candidate, "rb")  # noqa: SIM115 (stays open: see symbol_files)
                 self._data = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
                 self._root = candidate.removesuffix(path)
+                self._identity = _identity(self._file.fileno())
+                self._opened = candidate
                 break
             except (OSError, ValueError) as error:
                 self.problem = str(error)
@@ -67,11 +72,42 @@ class Module:
         """The build id if it was told or read already; never opens the file."""
         return self._build_id
 
+    @property
+    def data(self) -> mmap.mmap | None:
+        """The bytes of the file, None where it cannot be read."""
+        return self._data
+
+    def current_path(self) -> str:
+        """A path that leads to the very file that was mapped, '' when there is none any more."""
+        for candidate in (self._opened, self.path):
+            try:
+                if self._data is not None and _identity(candidate) == self._identity:
+                    return candidate
+            except OSError:
+                continue
+        return ""
+
+    def load_bias(self, start: int, file_offset: int) -> int | None:
+        """What to add to addresses of the file where it is mapped executable from `file_offset` on at `start`."""
+        if self._segments is None:
+            try:
+                self._segments = load_segments(self._data) if self._data is not None else []
+            except ValueError:
+                self._segments = []
+        for segment in self._segments:
+            if segment.executable and segment.offset & ~0xFFF <= file_offset < segment.offset + segment.size_bytes:
+                return start - file_offset - (segment.address - segment.offset)
+        return None
+
     def function_at(self, offset: int) -> str:
         """Readable name of the function at a file offset, '' when unknown."""
+        return demangle(self.symbol_at(offset))
+
+    def symbol_at(self, offset: int) -> str:
+        """Name of the function at a file offset as the file has it, '' when unknown."""
         elf = self._load()
         try:
-            return demangle(elf.function_at(offset)) if elf else ""
+            return elf.function_at(offset) if elf else ""
         except ValueError as error:
             self._give_up(error)
             return ""
@@ -92,6 +128,11 @@ class Module:
             return [own, *separate_debug_files(elf, self.path, sorted({self._root, ""}, reverse=True))]
         except ValueError:
             return [own]
+
+
+def _identity(file: str | int) -> tuple[int, int]:
+    stat = os.stat(file)  # noqa: PTH116 - of a descriptor too
+    return stat.st_dev, stat.st_ino
 
 
 @dataclass

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from leakscope.model.tables import FRAMES, STACKS
-from leakscope.record.symbols.address_space import AddressSpaces, Module
+from leakscope.record.records import STACK_DUMP_BIT
+from leakscope.record.symbols.address_space import AddressSpace, AddressSpaces, Module
 from leakscope.record.symbols.kernel import KernelSymbols
 
 _PROBE_MACHINERY = ("__traceiter_", "__bpf_trace_", "bpf_trace_run", "bpf_get_stack", "bpf_prog_")
@@ -22,8 +23,9 @@ MAX_DEPTH = 127
 RawStack = Callable[[int], bytes | None]
 """Stack map id → the map's value: addresses as u64, innermost first, zero-padded; None when it is gone."""
 
-NamedStack = Callable[[int], tuple[tuple[str, str, int], ...] | None]
-"""Python stack id → (function, file, line) of its frames, outermost first; None when it has no names."""
+NamedStack = Callable[[int], Sequence[tuple[str, str, int, bool]] | None]
+"""Python stack id → (function, file, line, whether C code called it) of its frames, outermost first; None when it has
+no names."""
 
 
 class Interner:
@@ -49,6 +51,8 @@ class Interner:
         self._python_stacks: dict[int, int] = {0: 0}
         self._new_frames: list[dict[str, object]] = []
         self._new_stacks: list[dict[str, object]] = []
+        self.unwound: dict[int, tuple[int, int]] = {}
+        """By the id of a stack dump: its stack, and the id of the stack by frame pointers where that is 0."""
         self.unresolved_frames = 0
         self.missing_stacks = 0
 
@@ -84,6 +88,10 @@ class Interner:
         A frame-pointer walk that starts in a function without a frame (a system-call stub, any function at its
         entry) skips that function's caller; the word at the stack pointer is its return address.
         """
+        if map_id >= 0 and map_id & STACK_DUMP_BIT:
+            stack, map_id = self.unwound.get(map_id & ~STACK_DUMP_BIT, (0, -1))
+            if stack:
+                return stack
         if map_id < 0:
             return 0
         key = (pid, map_id, caller)
@@ -92,16 +100,24 @@ class Interner:
             addresses = self._addresses(map_id)
             if caller and space.find(caller) and caller not in addresses[:2]:
                 addresses.insert(1, caller)
-            frames = []
-            for depth, address in enumerate(addresses[:MAX_DEPTH]):
-                mapping = space.find(address)
-                if mapping is None or not mapping.module.path:
-                    frames.append(self._anonymous_frame(pid, address, int(depth > 0)))
-                else:
-                    offset = address - mapping.start + mapping.file_offset
-                    frames.append(self._user_frame(mapping.module.path, offset, mapping.module, int(depth > 0)))
-            self._user_stacks[key] = self.stack(frames[::-1])
+            self._user_stacks[key] = self.native_stack(pid, space, addresses)
         return self._user_stacks[key]
+
+    def native_stack(self, pid: int, space: AddressSpace, addresses: Sequence[int]) -> int:
+        """Stack id of program counters of one process, innermost first, return addresses but for the first."""
+        frames = []
+        for depth, address in enumerate(addresses[:MAX_DEPTH]):
+            mapping = space.find(address)
+            if mapping is None or not mapping.module.path:
+                frames.append(self._anonymous_frame(pid, address, int(depth > 0)))
+            else:
+                offset = address - mapping.start + mapping.file_offset
+                frames.append(self._user_frame(mapping.module.path, offset, mapping.module, int(depth > 0)))
+        return self.stack(frames[::-1])
+
+    def depth(self, map_id: int) -> int:
+        """Frames of a stack in the stack map."""
+        return len(self._addresses(map_id)) if map_id >= 0 else 0
 
     def python_stacks(self, ids: np.ndarray) -> np.ndarray:
         """int32 stack ids of Python stacks by the ids that probes gave them."""
@@ -116,10 +132,10 @@ class Interner:
             self._python_stacks[number] = self.stack([self._python_frame(*frame) for frame in named])
         return self._python_stacks[number]
 
-    def _python_frame(self, function: str, file: str, line: int) -> int:
-        key = ("python", f"{file}\0{function}", line)
+    def _python_frame(self, function: str, file: str, line: int, entered: bool) -> int:
+        key = ("python", f"{file}\0{function}", line << 1 | entered)
         if key not in self._frame_ids:
-            self._add_frame(key, function, "", "", file, line)
+            self._add_frame(key, function, "", "", file, line, int(entered))
         return self._frame_ids[key]
 
     def _user_frame(self, path: str, offset: int, module: Module, back: int) -> int:
@@ -138,7 +154,14 @@ class Interner:
         return self._frame_ids[key]
 
     def _add_frame(
-        self, key: tuple[str, str, int], function: str, module: str, build_id: str, file: str = "", line: int = 0
+        self,
+        key: tuple[str, str, int],
+        function: str,
+        module: str,
+        build_id: str,
+        file: str = "",
+        line: int = 0,
+        offset: int | None = None,
     ) -> None:
         self._frame_ids[key] = len(self._frame_ids) + 1
         self._functions.append(function)
@@ -151,10 +174,14 @@ class Interner:
                 "line": line,
                 "module": module,
                 "build_id": build_id,
-                "offset": 0 if file else key[2],
+                "offset": key[2] if offset is None else offset,
                 "kind": key[0],
             }
         )
+
+    def forget(self, pids: set[int]) -> None:
+        """Drop what only events of these processes could ask for again."""
+        self._user_stacks = {key: stack for key, stack in self._user_stacks.items() if key[0] not in pids}
 
     def stack(self, frames: Sequence[int]) -> int:
         """Stack id of frame ids, outermost first."""
