@@ -57,7 +57,7 @@ class Lines:
 
     def __init__(self, writer: CaptureWriter, spaces: AddressSpaces) -> None:
         self._writer = writer
-        self._modules: dict[tuple[str, str], Module] = {}
+        self._modules: dict[str, list[Module]] = {}
         self._result: Symbolized | None = None
         self._tables: dict[str, pa.Table] = {}
         self._failure = ""
@@ -79,7 +79,8 @@ class Lines:
         before = self._read()
         if not before:
             return
-        self._modules = {(module.path, module.build_id): module for module in self._spaces.modules()}
+        for mapped in self._spaces.modules():
+            self._modules.setdefault(mapped.path, []).append(mapped)
         frames, stacks, result = symbolize(before["frames"], before["stacks"], self._find, {}, self._worker)
         self._result = result
         self._tables = {"frames": frames, "stacks": stacks} if result.changed else {}
@@ -110,8 +111,8 @@ class Lines:
         return []
 
     def _find(self, module: str, build_id: str) -> list[SymbolFile]:
-        found: Module | None = self._modules.get((module, build_id))
-        return found.symbol_files() if found else []
+        found = (mapped for mapped in self._modules.get(module, ()) if mapped.build_id == build_id)
+        return [file for mapped in found for file in mapped.symbol_files()]
 
     def _read(self) -> dict[str, pa.Table]:
         tables: dict[str, pa.Table] = {}
