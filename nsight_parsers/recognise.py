@@ -127,6 +127,53 @@ def _found_further_on(sample: Sample) -> bool:
     return re.search(rb'^"ID",[^\n]{0,4096}"Kernel Name"|^==PROF== ', content, re.MULTILINE) is not None
 
 
+SQLITE_MAGIC = b"SQLite format 3\0"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def is_nsys(sample: Sample) -> bool:
+    """An SQLite file whose parser then looks for the tables of an export, or what stands for one.
+
+    Git LFS pointers, and ``.nsys-rep``/``.qdrep`` files by their suffix (their format is not published): the parser
+    says what to do with them.
+    """
+    suffix = sample.path.suffix.lower()
+    if sample.head.startswith(LFS_POINTER):
+        return suffix in NSYS_SUFFIXES
+    return sample.head.startswith(SQLITE_MAGIC) or suffix in NSYS_REPORT_SUFFIXES
+
+
+NSYS_REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
+NSYS_SUFFIXES = (".sqlite", ".sqlite3", ".db", *NSYS_REPORT_SUFFIXES)
+
+
+def is_torch_snapshot(sample: Sample) -> bool:
+    """A pickle of protocol 2 to 5, or JSON, whose beginning has the keys of a snapshot."""
+    head = sample.head
+    if head[:1] == b"\x80" and len(head) > 2 and 2 <= head[1] <= 5:
+        return b"segments" in head or b"device_traces" in head or (b"total_size" in head and b"segment_type" in head)
+    text = sample.text
+    if text is None or not text.lstrip().startswith(("{", "[")):
+        return False
+    return ('"device_traces"' in text or '"segments"' in text) and ('"blocks"' in text or '"action"' in text)
+
+
+_MEMLEAK = re.compile(
+    r"^\[\d\d:\d\d:\d\d\] Top \d+ stacks with outstanding allocations:|^\s*\d+ bytes in \d+ allocations from stack\s*$",
+    re.MULTILINE,
+)
+
+
+def is_memleak(sample: Sample) -> bool:
+    """Text with the report lines of bcc's or libbpf-tools' memleak."""
+    return sample.text is not None and _MEMLEAK.search(sample.text) is not None
+
+
+def is_slabinfo(sample: Sample) -> bool:
+    """Text with the first line of ``/proc/slabinfo``."""
+    return sample.text is not None and re.search(r"^slabinfo - version: \d", sample.text, re.MULTILINE) is not None
+
+
 def _zstd_head(sample: Sample) -> bytes:
     import pyarrow as pa
 
@@ -139,5 +186,14 @@ def _zstd_head(sample: Sample) -> bytes:
 
 KINDS: tuple[Kind, ...] = (
     Kind("ncu_rep", "Nsight Compute reports (.ncu-rep)", is_ncu_rep, "nsight_parsers.ncu_rep:parse_ncu_rep"),
+    Kind("nsys", "Nsight Systems exports (.sqlite)", is_nsys, "nsight_parsers.nsys:parse_nsys"),
+    Kind(
+        "torch_snapshot",
+        "PyTorch memory snapshots",
+        is_torch_snapshot,
+        "nsight_parsers.torch_snapshot:parse_torch_snapshot",
+    ),
+    Kind("memleak", "the output of memleak", is_memleak, "nsight_parsers.memleak:parse_memleak"),
+    Kind("slabinfo", "dumps of /proc/slabinfo", is_slabinfo, "nsight_parsers.slabinfo:parse_slabinfo"),
     Kind("ncu_csv", "the output of ncu --csv", is_ncu_csv, "nsight_parsers.ncu_csv:parse_ncu_csv"),
 )
