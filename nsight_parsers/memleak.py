@@ -1,8 +1,8 @@
 """The text that memleak prints: bcc's tool and the one of libbpf-tools.
 
-Each report lists what is outstanding at its time, by stack: a state, no change. The rows of ``mem_events`` made here are
-the differences between reports, so that what is live after a report is exactly what it lists. With ``-a`` they are the
-listed addresses; without, a stack that grew by n objects and b bytes makes n allocations of b bytes together.
+Each report lists what is outstanding at its time, by stack: a state, no change. The rows of ``mem_events`` made here
+are the differences between reports, so that what is live after a report is exactly what it lists. With ``-a`` they are
+the listed addresses; without, a stack that grew by n objects and b bytes makes n allocations of b bytes together.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _LIBBPF = re.compile(r"tracing kernel: (true|false)|tracing pid: (\d{1,9})")
 _LIBBPF_FRAME = re.compile(r"\s*\d{1,4} \[<([0-9a-f]{1,16})>\] (.{1,2000}?)\s*")
 _SYMBOL = re.compile(r"(?P<name>.+?)(?:\+0x[0-9a-f]+)?(?: (?P<file>\S+):(?P<line>\d{1,9}))?")
 _BCC_FRAME = re.compile(
-    r"\s+(?:0x(?P<address>[0-9a-f]{1,16})\s+)?(?P<name>\S.{0,2000}?)(?:\+0x[0-9a-f]+)?(?: \[(?P<module>[^\]]{1,500})\])?\s*"
+    r"\s+(?:0x(?P<address>[0-9a-f]{1,16})\s+)?"
+    r"(?P<name>\S.{0,2000}?)(?:\+0x[0-9a-f]+)?(?: \[(?P<module>[^\]]{1,500})\])?\s*"
 )
 _LOST = re.compile(r"[Ll]ost (\d{1,15}) (?:samples|events)")
 

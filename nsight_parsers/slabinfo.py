@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
@@ -113,7 +113,7 @@ def time_of(line: str, zone: timezone | ZoneInfo | None) -> int:
         if zone is None:
             return 0
         at = at.replace(tzinfo=zone)
-    return max(0, round((at - datetime(1970, 1, 1, tzinfo=timezone.utc)) / timedelta(microseconds=1)) * 1000)
+    return max(0, round((at - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(microseconds=1)) * 1000)
 
 
 def time_zone(name: str | None) -> timezone | ZoneInfo | None:

@@ -59,7 +59,7 @@ def parse_torch_snapshot(
         total = path.stat().st_size
         snapshot = _Snapshot(total, pid)
         with path.open("rb") as file:
-            if file.peek(1)[:1] == b"\x80":  # type: ignore[attr-defined]
+            if file.peek(1)[:1] == b"\x80":
                 tell = (lambda done: progress(done, total)) if progress else (lambda done: None)
                 reader = PlainPickle(file, snapshot.append, tell)
                 snapshot.forget, snapshot.is_shared = reader.forget, reader.is_shared
@@ -106,6 +106,7 @@ class _Snapshot:
         self.trace_lists: list[list[Any]] = []  # keeps them alive, so that no id() is used twice
         self.oom: list[dict[str, int]] = []
         self.snapshot_us = 0
+        self.last_us = 0
         self.kind_code = Interned()
         self.stacks = Stacks()
         self.known_frames: dict[int, tuple[Any, tuple[int, int]]] = {}
@@ -146,7 +147,9 @@ class _Snapshot:
     def add_trace(self, slot: int, rows: list[Any]) -> None:
         """Rows of one device's trace, in its order."""
         self._count(len(rows))
-        action, addr, size, stream, time, python, native, alloc = ([] for _ in range(8))  # type: ignore[var-annotated]
+        action: list[int] = []
+        alloc: list[bool] = []
+        addr, size, time, python, native = ([] for _ in range(5))  # type: tuple[list[Any], ...]
         for row in rows:
             what = row["action"]
             if type(what) is not str:
@@ -156,6 +159,8 @@ class _Snapshot:
             at = row.get("time_us")
             if at is None:
                 self.without_time = True
+            elif at > self.last_us:
+                self.last_us = at
             if what == "oom" and len(self.oom) < MAX_OOM_FACTS:
                 self.oom.append(
                     {"device": slot, "time_us": int(at or 0), "requested_bytes": int(row["size"]),
@@ -169,7 +174,6 @@ class _Snapshot:
             alloc.append(what in ALLOCS)
             addr.append(row["addr"])
             size.append(row["size"])
-            stream.append(row.get("stream", 0))
             time.append(at or 0)
             ids = self._stacks_of(row.get("frames"))
             python.append(ids[0])
@@ -226,7 +230,8 @@ class _Snapshot:
         known = self.known_frames.get(key)
         if known is not None:
             return known[1]
-        python, native = [], []
+        python: list[int] = []
+        native: list[int] = []
         for frame in reversed(frames):
             name, file, line = frame["name"], frame["filename"], frame["line"]
             if type(name) is not str or type(file) is not str:
@@ -259,7 +264,7 @@ class _Snapshot:
             self.trace_slots[id(rows)]: device for device, rows in enumerate(traces) if id(rows) in self.trace_slots
         }
         events, first_ns, last_ns = self._events(devices)
-        at_ns = self.snapshot_us * 1000 or last_ns
+        at_ns = int(self.snapshot_us or self.last_us) * 1000
         segments = self._segments(at_ns)
         fragmentation = self._fragmentation(segments)
         marks, open_marks = self._marks(top.get("external_annotations", []))
@@ -276,7 +281,7 @@ class _Snapshot:
             oom["device"] = devices.get(oom["device"], oom["device"])
         settings = top.get("allocator_settings")
         report = ParsedReport(not_empty(tables), tool="PyTorch", limits=list(LIMITS))
-        report.clock = "none" if self.without_time or not events.num_rows else "utc"
+        report.clock = "none" if self.without_time or not at_ns else "utc"
         report.facts = {
             "pid": self.pid,
             "actions": dict(sorted(self.actions.items())),
@@ -318,8 +323,8 @@ class _Snapshot:
             op=Coded(np.where(is_alloc, 0, 1), ["alloc", "free"]),
             cause="call",
             layer="gpu",
-            kind=Coded(kind_codes[column["action"]], kinds.words),
-            api=Coded(column["action"], words),
+            kind=Coded(kind_codes[column["action"][own]], kinds.words),
+            api=Coded(column["action"][own], words),  # of the allocation, in its free as well
             addr=column["addr"],
             size_bytes=column["size"][own],
             requested_bytes=column["size"][own],
@@ -402,7 +407,7 @@ class _Snapshot:
 
     def _findings(self, events: pa.Table, fragmentation: dict[int, dict[str, int]], open_marks: int) -> list[str]:
         found = []
-        if not events.num_rows:
+        if not self.actions:
             found.append(
                 "no allocation history in it (torch.cuda.memory._record_memory_history was off): a state, no growth"
             )

@@ -120,7 +120,10 @@ LAUNCH_ARGUMENTS = pa.schema(
         ("pid", pa.int32()),
         ("position", pa.int16()),  # of the parameter, from 0
         ("value", pa.uint64()),  # a pointer-sized argument: touches the live device range that it falls into
-        ("approximate", pa.int8()),  # 1: the kernel's own parameter list was not to be had: a word that may be no argument
+        (
+            "approximate",
+            pa.int8(),
+        ),  # 1: the kernel's own parameter list was not to be had: a word that may be no argument
     ]
 )
 MARKS = pa.schema(

@@ -138,7 +138,7 @@ def _events(
         cause=Coded(np.where(explicit, 0, 1), ["call", "reuse"]),
         layer=Coded(label[source], [layer for layer, _ in words]),
         kind=Coded(label[source], [name for _, name in words]),
-        api=Coded(np.where(explicit, api[rows], len(calls.apis)), [*calls.apis, ""]),
+        api=Coded(api[source], [*calls.apis, ""]),  # of the allocation: identity of the site, in its free as well
         addr=column["address"][rows].astype(np.uint64),
         size_bytes=column["bytes"][source],
         requested_bytes=column["bytes"][source],
