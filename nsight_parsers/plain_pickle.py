@@ -11,6 +11,7 @@ time) and may take them out.
 
 from __future__ import annotations
 
+import gc
 import struct
 from collections.abc import Callable
 from typing import Any, BinaryIO
@@ -69,6 +70,8 @@ class PlainPickle:
 
     def load(self) -> Any:
         """The object. Raises PickleRefusedError."""
+        collecting = gc.isenabled()
+        gc.disable()  # millions of containers that stay: looking through them again and again only takes time
         try:
             return self._load()
         except (IndexError, struct.error):
@@ -79,6 +82,9 @@ class PlainPickle:
             if isinstance(error, PickleRefusedError):
                 raise
             raise PickleRefusedError(f"is damaged before byte {self.position:,}") from None
+        finally:
+            if collecting:
+                gc.enable()
 
     def _more(self, data: bytes, pos: int, wanted: int) -> bytes:
         """The bytes from ``pos`` on, at least ``wanted`` where the file has them."""
@@ -107,12 +113,12 @@ class PlainPickle:
             op = data[pos]
             pos += 1
             # In the order of their frequency in snapshots.
-            if op == 0x68:  # BINGET
-                push(memo[data[pos]])
-                pos += 1
-            elif op == 0x6A:  # LONG_BINGET
+            if op == 0x6A:  # LONG_BINGET
                 push(memo[int4_unsigned(data, pos)[0]])
                 pos += 4
+            elif op == 0x68:  # BINGET
+                push(memo[data[pos]])
+                pos += 1
             elif op == 0x94:  # MEMOIZE
                 top = stack[-1]
                 if type(top) is dict or type(top) is list:

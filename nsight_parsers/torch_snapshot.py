@@ -149,7 +149,8 @@ class _Snapshot:
         self._count(len(rows))
         action: list[int] = []
         alloc: list[bool] = []
-        addr, size, time, python, native = ([] for _ in range(5))  # type: tuple[list[Any], ...]
+        columns: dict[str, list[Any]] = {name: [] for name in ("addr", "size", "time", "python", "native")}
+        addr, size, time, python, native = columns.values()
         for row in rows:
             what = row["action"]
             if type(what) is not str:

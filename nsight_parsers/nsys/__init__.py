@@ -28,7 +28,7 @@ COUNTED = (RUNTIME, KERNEL, USAGE, POOL, NVTX, "CUDA_CALLCHAINS", "SAMPLING_CALL
 EXPORT_TABLES = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 
 LIMITS = [
-    "API calls carry no arguments: no sizes, no addresses, only that they were made, when, by whom and with what result",
+    "API calls carry no arguments: no sizes, no addresses, only that they were made, when, by whom, with what result",
     "memory that a context or process takes with it when it ends is not seen to be freed",
     "memory usage counts requests to CUDA: less than the driver reports for the process",
 ]
