@@ -1,0 +1,143 @@
+"""Which kind of report a file is, told by its content; the suffix is never asked.
+
+``KINDS`` is the registry: one :class:`Kind` a line, tried in order. A kind names its parser as
+``module:function`` so that recognising a file imports none of them. A sniff function sees a :class:`Sample` and must
+cope with any bytes: it answers, it does not raise.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from nsight_parsers import ParsedReport, ReportError
+
+HEAD_BYTES = 64 << 10
+"""What is read of every file to tell its kind."""
+SEARCH_BYTES = 64 << 20
+"""How far a table is looked for behind a program's own output."""
+
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+NCU_MAGIC = b"NVR\0"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The beginning of a file."""
+
+    path: Path
+    head: bytes
+    size: int
+
+    @cached_property
+    def text(self) -> str | None:
+        """``head`` as text (UTF-8, or UTF-16 with a byte order mark); None for binary content."""
+        if self.head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            return self.head[: len(self.head) // 2 * 2].decode("utf-16", errors="replace")
+        if b"\0" in self.head:
+            return None
+        return self.head.decode("utf-8-sig", errors="replace")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of report: its ``name``, what users call it, how it is told and who reads it.
+
+    ``parser`` is ``module:function``; the function takes the path and keyword options, of which it declares those
+    that it understands, and returns a :class:`ParsedReport`.
+    """
+
+    name: str
+    title: str
+    sniff: Callable[[Sample], bool]
+    parser: str
+
+
+def read_sample(path: Path | str) -> Sample:
+    """The first ``HEAD_BYTES`` of a regular file; raises :class:`ReportError` where there is none to read."""
+    path = Path(path)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            state = os.fstat(descriptor)
+            if not stat.S_ISREG(state.st_mode):
+                raise ReportError(f"{path} is not a regular file")
+            return Sample(path, file.read(HEAD_BYTES), state.st_size)
+    except OSError as error:
+        raise ReportError(f"cannot read {path}: {error.strerror}") from error
+
+
+def recognise(path: Path | str) -> str | None:
+    """The name of the kind of ``path``, None for no known one. Raises :class:`ReportError` for an unreadable file."""
+    sample = read_sample(path)
+    return next((kind.name for kind in KINDS if kind.sniff(sample)), None)
+
+
+def parse(path: Path | str, kind: str | None = None, **options: object) -> ParsedReport:
+    """Reads ``path`` with the parser of its kind (recognised where not given).
+
+    ``options`` go to the parser, those that it does not declare are dropped: a caller passes what its user gave for
+    any of several files. Raises :class:`ReportError` for a file of no known kind or one that its parser refuses.
+    """
+    name = kind or recognise(path)
+    found = next((k for k in KINDS if k.name == name), None)
+    if found is None:
+        known = ", ".join(k.title for k in KINDS)
+        raise ReportError(f"{path}: no kind of report that leakscope knows; it reads {known}")
+    module, function = found.parser.split(":")
+    parser = getattr(importlib.import_module(module), function)
+    accepted = parser.__code__.co_varnames[: parser.__code__.co_argcount + parser.__code__.co_kwonlyargcount]
+    report: ParsedReport = parser(path, **{name: value for name, value in options.items() if name in accepted})
+    report.kind = found.name
+    return report
+
+
+def is_ncu_rep(sample: Sample) -> bool:
+    """``NVR\\0``, plain or inside a zstd frame (``.ncu-repz``)."""
+    if sample.head.startswith(NCU_MAGIC):
+        return True
+    return sample.head.startswith(ZSTD_MAGIC) and _zstd_head(sample).startswith(NCU_MAGIC)
+
+
+_NCU_HEADER = re.compile(r'^"?ID"?[,;\t](?:[^\n]*[,;\t])?"?Kernel Name"?(?=[,;\t\r\n])', re.MULTILINE)
+_NCU_BANNER = re.compile(r"^==(?:PROF|ERROR|WARNING)== ", re.MULTILINE)
+
+
+def is_ncu_csv(sample: Sample) -> bool:
+    """Text with a header whose first cell is ``ID`` and that names ``Kernel Name``, or with lines ``==PROF==``."""
+    if sample.text is None:
+        return False
+    if _NCU_HEADER.search(sample.text) or _NCU_BANNER.search(sample.text):
+        return True
+    return sample.size > len(sample.head) and _found_further_on(sample)
+
+
+def _found_further_on(sample: Sample) -> bool:
+    """A header of ``ncu --csv`` behind more than ``HEAD_BYTES`` of a program's output."""
+    with open(sample.path, "rb") as file:
+        content = file.read(SEARCH_BYTES)
+    if sample.head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        content = content.replace(b"\0", b"")
+    return re.search(rb'^"ID",[^\n]{0,4096}"Kernel Name"|^==PROF== ', content, re.MULTILINE) is not None
+
+
+def _zstd_head(sample: Sample) -> bytes:
+    import pyarrow as pa
+
+    try:
+        with pa.CompressedInputStream(pa.BufferReader(sample.head), "zstd") as stream:
+            return bytes(stream.read(len(NCU_MAGIC)))
+    except (OSError, pa.ArrowException):
+        return b""
+
+
+KINDS: tuple[Kind, ...] = (
+    Kind("ncu_rep", "Nsight Compute reports (.ncu-rep)", is_ncu_rep, "nsight_parsers.ncu_rep:parse_ncu_rep"),
+    Kind("ncu_csv", "the output of ncu --csv", is_ncu_csv, "nsight_parsers.ncu_csv:parse_ncu_csv"),
+)
