@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import BinaryIO
 
 from nsight_parsers import ParsedReport, ReportError
 
@@ -62,15 +63,20 @@ class Kind:
 def read_sample(path: Path | str) -> Sample:
     """The first ``HEAD_BYTES`` of a regular file; raises :class:`ReportError` where there is none to read."""
     path = Path(path)
+    with open_regular(path) as file:
+        return Sample(path, file.read(HEAD_BYTES), os.fstat(file.fileno()).st_size)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a regular file to read; raises :class:`ReportError` for anything else (a pipe would block for ever)."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            state = os.fstat(descriptor)
-            if not stat.S_ISREG(state.st_mode):
-                raise ReportError(f"{path} is not a regular file")
-            return Sample(path, file.read(HEAD_BYTES), state.st_size)
     except OSError as error:
         raise ReportError(f"cannot read {path}: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ReportError(f"cannot read {path}: it is no regular file")
+    return open(descriptor, "rb")
 
 
 def recognise(path: Path | str) -> str | None:
@@ -99,10 +105,14 @@ def parse(path: Path | str, kind: str | None = None, **options: object) -> Parse
 
 
 def is_ncu_rep(sample: Sample) -> bool:
-    """``NVR\\0``, plain or inside a zstd frame (``.ncu-repz``)."""
+    """``NVR\\0``, plain or inside a zstd frame (``.ncu-repz``), or a block without it (a run that crashed)."""
     if sample.head.startswith(NCU_MAGIC):
         return True
-    return sample.head.startswith(ZSTD_MAGIC) and _zstd_head(sample).startswith(NCU_MAGIC)
+    if sample.head.startswith(ZSTD_MAGIC):
+        return _zstd_head(sample).startswith(NCU_MAGIC)
+    from nsight_parsers.ncu_container import is_block
+
+    return sample.text is None and is_block(sample.head)
 
 
 _NCU_HEADER = re.compile(r'^"?ID"?[,;\t](?:[^\n]*[,;\t])?"?Kernel Name"?(?=[,;\t\r\n])', re.MULTILINE)
