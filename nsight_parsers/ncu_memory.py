@@ -31,8 +31,10 @@ BLOCK_SIZES = {
 }
 """Steps whose size is that of a known allocator's block: a hint at who allocated, no proof."""
 
-MIN_STEPS = 3
-"""A rise is called steady from so many launches of one kernel that each found more memory than the one before."""
+MIN_LAUNCHES = 12
+"""Launches of one kernel from which a rise can be told from a program that is still setting up: set-up code launches
+one kernel a few times as well, each time on a new tensor."""
+THIRDS = 3
 
 
 @dataclass(frozen=True)
@@ -58,26 +60,31 @@ class GrowthSeries:
 
     @property
     def shape(self) -> str:
-        """``unknown`` (under two values), ``flat``, ``falling``, ``one step`` (warm-up looks like this), ``steady``
-        (:data:`MIN_STEPS` or more rises between launches of one kernel, and no fall) or ``uneven``."""
+        """``unknown`` (under two values), ``flat``, ``falling``, ``one step`` (as at warm-up), ``steady`` (no fall, and
+        some kernel of :data:`MIN_LAUNCHES` or more launches found more memory in each third of them), ``rising`` (no
+        fall, but not that) or ``uneven``."""
         steps = [step for step in self.step_bytes if step]
         if len(self.writable_bytes) < 2:
             return "unknown"
         if not steps:
             return "flat"
-        if all(step < 0 for step in steps):
+        if max(steps) < 0:
             return "falling"
         if len(steps) == 1:
             return "one step"
-        return "steady" if min(steps) > 0 and self._rises_of_one_kernel() >= MIN_STEPS else "uneven"
+        if min(steps) < 0:
+            return "uneven"
+        return "steady" if self._rises_throughout() else "rising"
 
-    def _rises_of_one_kernel(self) -> int:
-        rises: dict[str, int] = {}
-        last: dict[str, int] = {}
+    def _rises_throughout(self) -> bool:
+        values: dict[str, list[int]] = {}
         for kernel, value in zip(self.kernels, self.writable_bytes, strict=True):
-            rises[kernel] = rises.get(kernel, 0) + (value > last.get(kernel, value))
-            last[kernel] = value
-        return max(rises.values(), default=0)
+            values.setdefault(kernel, []).append(value)
+        for launches in values.values():
+            bounds = [launches[(len(launches) - 1) * third // THIRDS] for third in range(THIRDS + 1)]
+            if len(launches) >= MIN_LAUNCHES and all(after > before for before, after in pairwise(bounds)):
+                return True
+        return False
 
 
 def growth_series(kernel_profiles: pa.Table) -> list[GrowthSeries]:
@@ -133,12 +140,14 @@ def describe(series: GrowthSeries) -> str:
     if series.shape == "flat":
         return f"{said} did not change ({series.writable_bytes[0]} bytes)"
     rises = [(i, step) for i, step in enumerate(series.step_bytes) if step]
-    text = f"{said} changed by {series.growth_bytes:+d} bytes in {len(rises)} step{'s' * (len(rises) > 1)} ({_list(rises)})"
+    steps = "one step" if len(rises) == 1 else f"{len(rises)} steps"
+    text = f"{said} changed by {series.growth_bytes:+d} bytes in {steps} ({_list(rises)})"
     meaning = {
         "falling": "memory was given back",
-        "one step": "one step, as at warm-up: no leak by itself",
-        "steady": "it rose again and again between launches of the same kernel: a leak looks like this",
-        "uneven": "no steady rise over launches of one kernel",
+        "one step": "as at warm-up, no leak by itself",
+        "rising": f"no kernel with {MIN_LAUNCHES} launches rose throughout: it may be a program still setting up",
+        "steady": "it rose throughout the launches of one kernel: a leak looks like this",
+        "uneven": "it rose and fell",
     }[series.shape]
     sizes = [BLOCK_SIZES[step] for step in dict.fromkeys(step for _, step in rises) if step in BLOCK_SIZES]
     return f"{text}: {meaning}" + "".join(f"; {size}" for size in sizes)
