@@ -25,7 +25,7 @@ from nsight_parsers.ncu_container import KNOWN_VERSION, Block, Walk, walk_blocks
 from nsight_parsers.ncu_memory import LIMITS as MEMORY_LIMITS
 from nsight_parsers.ncu_memory import describe, growth_series
 from nsight_parsers.ncu_result import KernelResult, decode_result
-from nsight_parsers.profile_tables import WRITABLE_BYTES, ProfileTables, in_range
+from nsight_parsers.profile_tables import WRITABLE_BYTES, ProfileTables, in_range, process_table
 from nsight_parsers.wire import WireError, as_text, fields, integer, messages, texts
 
 MAX_STRINGS = 1_000_000
@@ -166,7 +166,7 @@ def _report(walk: Walk, reading: _Reading) -> ParsedReport:
     pids = sorted({pid for pid, _ in reading.results if pid} or reading.programs)
     order = launch_order(session.filters, processes=max(len(pids), 1), ids_rise=_ids_rise(reading.results))
     report = ParsedReport(
-        tables={**tables.tables(), **stacks.tables(), **_processes(reading.programs)},
+        tables={**tables.tables(), **stacks.tables(), **process_table(reading.programs)},
         tool="Nsight Compute",
         version=session.components.get("Nsight Compute Target", "").split(" ")[0],
         facts={
@@ -231,21 +231,6 @@ def _name(strings: list[bytes], index: int) -> str:
 
 def _whole(number: float | None) -> int:
     return in_range(int(number), 32) if number is not None and math.isfinite(number) else 0
-
-
-def _processes(programs: dict[int, str]) -> dict[str, Any]:
-    if not programs:
-        return {}
-    import pyarrow as pa
-
-    from leakscope.model.tables import PROCESSES
-
-    rows = [
-        {"source_id": 0, "pid": pid, "parent_pid": 0, "namespace_pid": pid, "start_ns": 0, "exit_ns": 0, "name": name,
-         "role": "other"}
-        for pid, name in sorted(programs.items())
-    ]  # fmt: skip
-    return {"processes": pa.Table.from_pylist(rows, PROCESSES)}
 
 
 def _ids_rise(results: list[tuple[int, KernelResult]]) -> bool:

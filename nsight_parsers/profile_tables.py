@@ -86,6 +86,22 @@ class ProfileTables:
         return words.setdefault(word, len(words))
 
 
+def process_table(programs: dict[int, str]) -> dict[str, pa.Table]:
+    """The table ``processes`` of PIDs and the base names of their programs; none where there is no PID."""
+    if not programs:
+        return {}
+    import pyarrow as pa
+
+    from leakscope.model.tables import PROCESSES
+
+    blank = {name: _blank(PROCESSES.field(name).type) for name in PROCESSES.names}
+    rows = [
+        {**blank, "pid": pid, "namespace_pid": pid, "name": name, "role": "other"}
+        for pid, name in sorted(programs.items())
+    ]
+    return {"processes": pa.Table.from_pylist(rows, PROCESSES)}
+
+
 def in_range(value: int, bits: int) -> int:
     """``value`` where a signed integer of ``bits`` holds it, else 0: a hostile number is no number."""
     return value if -(1 << (bits - 1)) <= value < 1 << (bits - 1) else 0

@@ -38,12 +38,9 @@ class Sample:
 
     @cached_property
     def text(self) -> str | None:
-        """``head`` as text (UTF-8, or UTF-16 with a byte order mark); None for binary content."""
-        if self.head[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            return self.head[: len(self.head) // 2 * 2].decode("utf-16", errors="replace")
-        if b"\0" in self.head:
-            return None
-        return self.head.decode("utf-8-sig", errors="replace")
+        """``head`` as text; None for binary content."""
+        encoding = text_encoding(self.head)
+        return self.head.decode(encoding, errors="replace") if encoding else None
 
 
 @dataclass(frozen=True)
@@ -77,6 +74,17 @@ def open_regular(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise ReportError(f"cannot read {path}: it is no regular file")
     return open(descriptor, "rb")
+
+
+def text_encoding(head: bytes) -> str | None:
+    """The encoding of text that starts with ``head``: UTF-8, UTF-16 as a Windows shell writes it, None for binary."""
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "utf-16"
+    if b"\0" not in head:
+        return "utf-8-sig"
+    if len(head) >= 4 and head[1::2].count(0) > len(head) * 2 // 5 and not head[::2].count(0):
+        return "utf-16-le"
+    return None
 
 
 def recognise(path: Path | str) -> str | None:
@@ -115,7 +123,7 @@ def is_ncu_rep(sample: Sample) -> bool:
     return sample.text is None and is_block(sample.head)
 
 
-_NCU_HEADER = re.compile(r'^"?ID"?[,;\t](?:[^\n]*[,;\t])?"?Kernel Name"?(?=[,;\t\r\n])', re.MULTILINE)
+NCU_HEADER = re.compile(r'^"?ID"?[,;\t](?:[^\n]*[,;\t])?"?Kernel Name"?(?=[,;\t\r\n])', re.MULTILINE)
 _NCU_BANNER = re.compile(r"^==(?:PROF|ERROR|WARNING)== ", re.MULTILINE)
 
 
@@ -123,7 +131,7 @@ def is_ncu_csv(sample: Sample) -> bool:
     """Text with a header whose first cell is ``ID`` and that names ``Kernel Name``, or with lines ``==PROF==``."""
     if sample.text is None:
         return False
-    if _NCU_HEADER.search(sample.text) or _NCU_BANNER.search(sample.text):
+    if NCU_HEADER.search(sample.text) or _NCU_BANNER.search(sample.text):
         return True
     return sample.size > len(sample.head) and _found_further_on(sample)
 
@@ -132,7 +140,7 @@ def _found_further_on(sample: Sample) -> bool:
     """A header of ``ncu --csv`` behind more than ``HEAD_BYTES`` of a program's output."""
     with open(sample.path, "rb") as file:
         content = file.read(SEARCH_BYTES)
-    if sample.head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+    if text_encoding(sample.head) != "utf-8-sig":
         content = content.replace(b"\0", b"")
     return re.search(rb'^"ID",[^\n]{0,4096}"Kernel Name"|^==PROF== ', content, re.MULTILINE) is not None
 
