@@ -91,7 +91,7 @@ def _value(metric: Any) -> tuple[float, str, str]:
 def _ranges(state: Any) -> list[str]:
     if state is None:
         return []
-    found = []
+    found: list[str] = []
     for number in state.domains():
         domain = state.domain_by_id(number)
         prefix = "" if domain.name() in ("", "<default domain>") else f"{domain.name()}@"
