@@ -98,8 +98,8 @@ def parse_ncu_csv(path: Path | str, *, number_format: str = "auto") -> ParsedRep
 
     ``number_format`` is ``auto``, ``point`` (1,234.5) or ``comma`` (1.234,5). ``facts``: ``tables``,
     ``data_rows``, ``rule_rows`` (advice, not read), ``pids``, ``number_formats``, ``launch_order`` (refused: CSV stores
-    no command line), ``growth``. Raises :class:`nsight_parsers.ReportError` where the file holds no table of launches (with ncu's own error where there is
-    one), and where no value proves the number format although the meaning of some depends on it.
+    no command line), ``growth``. Raises :class:`nsight_parsers.ReportError` where the file holds no table of launches
+    (with ncu's own error where there is one), and where no value proves the number format although some depend on it.
     """
     path = Path(path)
     try:
