@@ -69,6 +69,7 @@ class _Table:
     """One table: its column positions, launches by (ID, PID), and metric values as printed."""
 
     columns: dict[str, int]
+    quoted: bool
     raw_metrics: list[tuple[str, int]]
     units: dict[int, str] = field(default_factory=dict)
     launches: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -128,10 +129,11 @@ def _records(path: Path, reading: _Reading) -> Iterator[tuple[_Table, list[str]]
             header = _cells(line, delimiter)
             table = _Table(
                 {name: position for position, name in reversed(list(enumerate(header)))},
+                line.startswith('"'),
                 [(name, i) for i, name in enumerate(header) if name not in IDENTITY and "_Range:" not in name],
             )
             reading.tables.append(table)
-        elif table is not None and _ROW.match(line):
+        elif table is not None and _ROW.match(line) and line.startswith('"') == table.quoted:
             yield table, _cells(line, delimiter)
         elif table is not None and "Metric Name" not in table.columns and not table.launches and _UNITS.match(line):
             table.units = dict(enumerate(_cells(line, delimiter)))
@@ -198,6 +200,9 @@ def _add_record(reading: _Reading, table: _Table, cells: list[str]) -> None:
         return cells[position] if 0 <= position < len(cells) else ""
 
     reading.data_rows += 1
+    if len(cells) <= table.columns.get("Metric Value", table.columns["Kernel Name"]):
+        reading.short_rows += 1
+        return
     key = (cell("ID"), cell("Process ID"))
     number = table.launches.get(key)
     if number is None:
@@ -210,9 +215,7 @@ def _add_record(reading: _Reading, table: _Table, cells: list[str]) -> None:
             if position < len(cells) and cells[position]:
                 _keep(reading, table, (number, "", metric, table.units.get(position, ""), cells[position]))
         return
-    if len(cells) <= table.columns.get("Metric Value", len(cells)):
-        reading.short_rows += 1
-    elif cell("Metric Name"):
+    if cell("Metric Name"):
         unit = cell("Metric Unit")
         _keep(reading, table, (number, cell("Section Name"), cell("Metric Name"), unit, cell("Metric Value")))
     else:

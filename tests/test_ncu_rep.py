@@ -185,7 +185,7 @@ def test_every_action_has_its_duration_and_grid_in_the_metrics_too() -> None:
     grids = [r["value"] for r in rows if r["metric"] == "launch__grid_dim_x"]
     text = next(r for r in rows if r["metric"] == "launch__func_cache_config")
 
-    assert durations == [(1, 1600.0, "ns"), (2, 1472.0, "ns"), (3, 1568.0, "ns"), (4, 1536.0, "ns")]
+    assert durations == [(1, 1600.0, "ns"), (2, 1472.0, "ns"), (3, 1568.0, "ns"), (4, 1504.0, "ns")]
     assert grids == [grid[0] for grid in column(report, "grid")]
     assert text["text"] == "CachePreferNone" and text["value"] != text["value"]
     assert {r["section"] for r in rows if r["metric"] == "launch__grid_size"} == {"Launch Statistics"}
