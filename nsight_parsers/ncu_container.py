@@ -16,7 +16,6 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,8 +29,6 @@ MAX_MESSAGE_BYTES = 64 << 20
 """A header or result larger than this is damage: the largest real one has 1.2 MB."""
 MAX_UNPACKED_RATIO = 200
 """How much larger than itself a ``.ncu-repz`` may unpack (protobuf and assembly text: about 10)."""
-MAX_STRINGS = 1_000_000
-"""Entries of a block's string table, real ones have up to 1,300."""
 SKIP_BYTES = 1 << 20
 
 
@@ -219,7 +216,7 @@ def _read_block_header(header: bytes, block: Block) -> tuple[int, int]:
             if number == 3:
                 block.session = value
             elif number == 4:
-                block.strings.extend(islice(messages(value, 1), MAX_STRINGS))
+                block.strings.extend(messages(value, 1))
             elif number == 6:
                 block.process = value
     return sources, payload_bytes

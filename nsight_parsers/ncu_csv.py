@@ -124,9 +124,9 @@ def _records(path: Path, reading: _Reading) -> Iterator[tuple[_Table, list[str]]
     table: _Table | None = None
     delimiter = ","
     for line in _lines(path, reading):
-        if NCU_HEADER.match(line):
+        header = _header(line)
+        if header:
             delimiter = line[line.index("ID") + 2 :].lstrip('"')[0]
-            header = _cells(line, delimiter)
             table = _Table(
                 {name: position for position, name in reversed(list(enumerate(header)))},
                 line.startswith('"'),
@@ -142,6 +142,14 @@ def _records(path: Path, reading: _Reading) -> Iterator[tuple[_Table, list[str]]
             table = None
         elif line.startswith("=="):
             _add_banner(reading, line)
+
+
+def _header(line: str) -> list[str]:
+    """The column names where ``line`` is the header of a table, none otherwise."""
+    if not NCU_HEADER.match(line):
+        return []
+    cells = _cells(line, line[line.index("ID") + 2 :].lstrip('"')[0])
+    return cells if {"ID", "Kernel Name"} <= set(cells) else []
 
 
 def _lines(path: Path, reading: _Reading) -> Iterator[str]:
