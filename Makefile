@@ -41,7 +41,7 @@ eval: setup
 	@tools/eval.sh "$(BIN)"
 
 fuzz: setup
-	LEAKSCOPE_HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -m "fuzz or not fuzz" -k "hypothesis or fuzz or hostile or random or damage" tests
+	LEAKSCOPE_FUZZ_ROUNDS=10000 LEAKSCOPE_HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -m "fuzz or not fuzz" -k "hypothesis or fuzz or hostile or random or damage" tests
 
 bench: samples programs
 	@tools/system-packages.sh bench

@@ -11,9 +11,6 @@ import pyarrow as pa
 
 from leakscope.model.tables import TABLES
 
-MAX_STACK_FRAMES = 1024
-"""Frames kept of one stack, the innermost ones; deeper stacks come from recursion or from damaged files."""
-
 
 class Coded(NamedTuple):
     """A text column as codes into its words: what a dictionary-encoded column is made of."""
@@ -73,58 +70,6 @@ class Interned:
     def words(self) -> list[str]:
         """All words in the order of their numbers."""
         return list(self._codes)
-
-
-Frame = tuple[str, str, int, str, int, str]
-"""function, file, line, module, offset, kind: the columns of the table ``frames``."""
-
-
-class Stacks:
-    """Interned frames and stacks of one file. Ids start at 1; 0 is no stack."""
-
-    def __init__(self) -> None:
-        self._frames: dict[Frame, int] = {}
-        self._stacks: dict[tuple[int, ...], int] = {}
-        self.cut = 0  # stacks deeper than MAX_STACK_FRAMES
-
-    def frame(
-        self, function: str, *, file: str = "", line: int = 0, module: str = "", offset: int = 0, kind: str = "native"
-    ) -> int:
-        """The id of a frame."""
-        return self._frames.setdefault((function, file, line, module, offset, kind), len(self._frames) + 1)
-
-    def stack(self, frames: Sequence[int]) -> int:
-        """The id of a stack given as frame ids, outermost first; 0 for an empty one."""
-        if not frames:
-            return 0
-        if len(frames) > MAX_STACK_FRAMES:
-            self.cut += 1
-            frames = frames[-MAX_STACK_FRAMES:]
-        return self._stacks.setdefault(tuple(frames), len(self._stacks) + 1)
-
-    def tables(self) -> dict[str, pa.Table]:
-        """The tables ``stacks`` and ``frames``; {} when there are none."""
-        if not self._frames:
-            return {}
-        function, file, line, module, offset, kind = zip(*self._frames, strict=True)
-        frames = build_table(
-            "frames",
-            len(function),
-            id=np.arange(1, len(function) + 1),
-            function=pa.array(function, pa.string()),
-            file=pa.array(file, pa.string()),
-            line=np.array(line, np.int64),
-            module=pa.array(module, pa.string()),
-            offset=np.array(offset, np.uint64),
-            kind=list(kind),
-        )
-        stacks = build_table(
-            "stacks",
-            len(self._stacks),
-            id=np.arange(1, len(self._stacks) + 1),
-            frames=pa.array([list(stack) for stack in self._stacks], pa.list_(pa.int32())),
-        )
-        return {"stacks": stacks, "frames": frames}
 
 
 def not_empty(tables: dict[str, pa.Table]) -> dict[str, pa.Table]:

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from nsight_parsers import ParsedReport, ReportError
-from nsight_parsers.arrow import Coded, Stacks, build_table, not_empty
+from nsight_parsers.arrow import Coded, build_table, not_empty
+from nsight_parsers.interning import Frame, StackInterner
 from nsight_parsers.slabinfo import read_text
 
 MAX_FILE_BYTES = 256 << 20
@@ -116,7 +117,7 @@ class _Reading:
     def __init__(self) -> None:
         self.sessions: list[_Session] = []
         self.reports: list[_Report] = []
-        self.stacks = Stacks()
+        self.stacks = StackInterner()
         self.untimed = 0  # stacks before any report line of their session
         self.lost = 0
         self.unnamed = 0
@@ -171,7 +172,7 @@ class _Reading:
         if self._report is None:
             self.untimed += 1
             return
-        stack = self.stacks.stack(self._frames[::-1])
+        stack = self.stacks.add_ids(self._frames[::-1])
         known = self._report.stacks.get(stack)
         if known is None:
             self._report.stacks[stack] = current
@@ -209,13 +210,13 @@ class _Reading:
     def _intern(self, name: str, address: int, kernel: bool, **where: str | int) -> int:
         self.unnamed += not name
         kind = "kernel" if kernel else "native"
-        return self.stacks.frame(name, offset=0 if name else address, kind=kind, **where)  # type: ignore[arg-type]
+        return self.stacks.frame_id(Frame(name, offset=0 if name else address, kind=kind, **where))  # type: ignore[arg-type]
 
 
 class _Events:
     """Makes events of the differences between reports of a session."""
 
-    def __init__(self, stacks: Stacks, sessions: list[_Session]) -> None:
+    def __init__(self, stacks: StackInterner, sessions: list[_Session]) -> None:
         self._sessions = sessions
         self._stacks = stacks
         self._live: dict[int, dict[int, tuple[int, int]]] = {}  # stack → address → (size, time)

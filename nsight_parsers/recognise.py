@@ -15,8 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import BinaryIO
 
 from nsight_parsers import ParsedReport, ReportError
+from nsight_parsers.sniffing import is_memleak, is_nsys, is_slabinfo, is_torch_snapshot
 
 HEAD_BYTES = 64 << 10
 """What is read of every file to tell its kind."""
@@ -37,12 +39,9 @@ class Sample:
 
     @cached_property
     def text(self) -> str | None:
-        """``head`` as text (UTF-8, or UTF-16 with a byte order mark); None for binary content."""
-        if self.head[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            return self.head[: len(self.head) // 2 * 2].decode("utf-16", errors="replace")
-        if b"\0" in self.head:
-            return None
-        return self.head.decode("utf-8-sig", errors="replace")
+        """``head`` as text; None for binary content."""
+        encoding = text_encoding(self.head)
+        return self.head.decode(encoding, errors="replace") if encoding else None
 
 
 @dataclass(frozen=True)
@@ -62,15 +61,31 @@ class Kind:
 def read_sample(path: Path | str) -> Sample:
     """The first ``HEAD_BYTES`` of a regular file; raises :class:`ReportError` where there is none to read."""
     path = Path(path)
+    with open_regular(path) as file:
+        return Sample(path, file.read(HEAD_BYTES), os.fstat(file.fileno()).st_size)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a regular file to read; raises :class:`ReportError` for anything else (a pipe would block for ever)."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            state = os.fstat(descriptor)
-            if not stat.S_ISREG(state.st_mode):
-                raise ReportError(f"{path} is not a regular file")
-            return Sample(path, file.read(HEAD_BYTES), state.st_size)
     except OSError as error:
         raise ReportError(f"cannot read {path}: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ReportError(f"cannot read {path}: it is no regular file")
+    return open(descriptor, "rb")
+
+
+def text_encoding(head: bytes) -> str | None:
+    """The encoding of text that starts with ``head``: UTF-8, UTF-16 as a Windows shell writes it, None for binary."""
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "utf-16"
+    if b"\0" not in head:
+        return "utf-8-sig"
+    if len(head) >= 4 and head[1::2].count(0) > len(head) * 2 // 5 and not head[::2].count(0):
+        return "utf-16-le"
+    return None
 
 
 def recognise(path: Path | str) -> str | None:
@@ -99,13 +114,17 @@ def parse(path: Path | str, kind: str | None = None, **options: object) -> Parse
 
 
 def is_ncu_rep(sample: Sample) -> bool:
-    """``NVR\\0``, plain or inside a zstd frame (``.ncu-repz``)."""
+    """``NVR\\0``, plain or inside a zstd frame (``.ncu-repz``), or a block without it (a run that crashed)."""
     if sample.head.startswith(NCU_MAGIC):
         return True
-    return sample.head.startswith(ZSTD_MAGIC) and _zstd_head(sample).startswith(NCU_MAGIC)
+    if sample.head.startswith(ZSTD_MAGIC):
+        return _zstd_head(sample).startswith(NCU_MAGIC)
+    from nsight_parsers.ncu_container import is_block
+
+    return sample.text is None and is_block(sample.head)
 
 
-_NCU_HEADER = re.compile(r'^"?ID"?[,;\t](?:[^\n]*[,;\t])?"?Kernel Name"?(?=[,;\t\r\n])', re.MULTILINE)
+NCU_HEADER = re.compile(r'^"?ID"?[,;\t](?:[^\n]*[,;\t])?"?Kernel Name"?(?=[,;\t\r\n])', re.MULTILINE)
 _NCU_BANNER = re.compile(r"^==(?:PROF|ERROR|WARNING)== ", re.MULTILINE)
 
 
@@ -113,7 +132,7 @@ def is_ncu_csv(sample: Sample) -> bool:
     """Text with a header whose first cell is ``ID`` and that names ``Kernel Name``, or with lines ``==PROF==``."""
     if sample.text is None:
         return False
-    if _NCU_HEADER.search(sample.text) or _NCU_BANNER.search(sample.text):
+    if NCU_HEADER.search(sample.text) or _NCU_BANNER.search(sample.text):
         return True
     return sample.size > len(sample.head) and _found_further_on(sample)
 
@@ -122,56 +141,9 @@ def _found_further_on(sample: Sample) -> bool:
     """A header of ``ncu --csv`` behind more than ``HEAD_BYTES`` of a program's output."""
     with open(sample.path, "rb") as file:
         content = file.read(SEARCH_BYTES)
-    if sample.head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+    if text_encoding(sample.head) != "utf-8-sig":
         content = content.replace(b"\0", b"")
     return re.search(rb'^"ID",[^\n]{0,4096}"Kernel Name"|^==PROF== ', content, re.MULTILINE) is not None
-
-
-SQLITE_MAGIC = b"SQLite format 3\0"
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-
-
-def is_nsys(sample: Sample) -> bool:
-    """An SQLite file whose parser then looks for the tables of an export, or what stands for one.
-
-    Git LFS pointers, and ``.nsys-rep``/``.qdrep`` files by their suffix (their format is not published): the parser
-    says what to do with them.
-    """
-    suffix = sample.path.suffix.lower()
-    if sample.head.startswith(LFS_POINTER):
-        return suffix in NSYS_SUFFIXES
-    return sample.head.startswith(SQLITE_MAGIC) or suffix in NSYS_REPORT_SUFFIXES
-
-
-NSYS_REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
-NSYS_SUFFIXES = (".sqlite", ".sqlite3", ".db", *NSYS_REPORT_SUFFIXES)
-
-
-def is_torch_snapshot(sample: Sample) -> bool:
-    """A pickle of protocol 2 to 5, or JSON, whose beginning has the keys of a snapshot."""
-    head = sample.head
-    if head[:1] == b"\x80" and len(head) > 2 and 2 <= head[1] <= 5:
-        return b"segments" in head or b"device_traces" in head or (b"total_size" in head and b"segment_type" in head)
-    text = sample.text
-    if text is None or not text.lstrip().startswith(("{", "[")):
-        return False
-    return ('"device_traces"' in text or '"segments"' in text) and ('"blocks"' in text or '"action"' in text)
-
-
-_MEMLEAK = re.compile(
-    r"^\[\d\d:\d\d:\d\d\] Top \d+ stacks with outstanding allocations:|^\s*\d+ bytes in \d+ allocations from stack\s*$",
-    re.MULTILINE,
-)
-
-
-def is_memleak(sample: Sample) -> bool:
-    """Text with the report lines of bcc's or libbpf-tools' memleak."""
-    return sample.text is not None and _MEMLEAK.search(sample.text) is not None
-
-
-def is_slabinfo(sample: Sample) -> bool:
-    """Text with the first line of ``/proc/slabinfo``."""
-    return sample.text is not None and re.search(r"^slabinfo - version: \d", sample.text, re.MULTILINE) is not None
 
 
 def _zstd_head(sample: Sample) -> bytes:

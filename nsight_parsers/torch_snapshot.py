@@ -20,7 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from nsight_parsers import ParsedReport, ReportError
-from nsight_parsers.arrow import Coded, Interned, Stacks, build_table, not_empty
+from nsight_parsers.arrow import Coded, Interned, build_table, not_empty
+from nsight_parsers.interning import Frame, StackInterner
 from nsight_parsers.intervals import lifetimes
 from nsight_parsers.plain_pickle import PickleRefusedError, PlainPickle
 
@@ -108,7 +109,7 @@ class _Snapshot:
         self.snapshot_us = 0
         self.last_us = 0
         self.kind_code = Interned()
-        self.stacks = Stacks()
+        self.stacks = StackInterner()
         self.known_frames: dict[int, tuple[Any, tuple[int, int]]] = {}
         self.frame_ids: dict[tuple[str, str, int], tuple[int, bool]] = {}
         self.segments: dict[str, list[Any]] = {name: [] for name in _SEGMENT_COLUMNS}
@@ -242,7 +243,7 @@ class _Snapshot:
             if found is None:
                 found = self.frame_ids[identity] = self._frame(*identity)
             (python if found[1] else native).append(found[0])
-        ids = self.stacks.stack(python), self.stacks.stack(native)
+        ids = self.stacks.add_ids(python), self.stacks.add_ids(native)
         if self.is_shared(frames):
             self.known_frames[key] = (frames, ids)
         return ids
@@ -250,8 +251,8 @@ class _Snapshot:
     def _frame(self, name: str, file: str, line: int) -> tuple[int, bool]:
         is_python = file not in ("??", "") and not file.endswith(NATIVE_SUFFIXES)
         if is_python:
-            return self.stacks.frame(name, file=file, line=line, kind="python"), True
-        return self.stacks.frame(name, file="" if file == "??" else file, line=line), False
+            return self.stacks.frame_id(Frame(name, file, line, kind="python")), True
+        return self.stacks.frame_id(Frame(name, "" if file == "??" else file, line)), False
 
     # What follows runs once, when everything is read.
 

@@ -15,12 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from nsight_parsers import ParsedReport, ReportError
-from nsight_parsers.arrow import Stacks, build_table, not_empty
+from nsight_parsers.arrow import build_table, not_empty
+from nsight_parsers.interning import StackInterner
 from nsight_parsers.nsys.activity import KERNEL, NVTX, RUNTIME, Calls, read_calls, read_launches, read_marks
 from nsight_parsers.nsys.database import Export
 from nsight_parsers.nsys.memory import POOL, USAGE, Memory, read_memory
 from nsight_parsers.nsys.threads import pids
-from nsight_parsers.recognise import LFS_POINTER, SQLITE_MAGIC, read_sample
+from nsight_parsers.recognise import read_sample
+from nsight_parsers.sniffing import LFS_POINTER, SQLITE_MAGIC
 
 EXPORT_COMMAND = "nsys export --type sqlite"
 CAPTURE_SETTINGS = ("COLLECT_GPU_MEMORY_USAGE", "CUDA_SKIP_SOME_API_CALLS", "COLLECT_CUDA_TRACE", "COLLECT_NVTX_TRACE")
@@ -63,7 +65,7 @@ def _parse(export: Export, tell: Callable[[int, int], None]) -> ParsedReport:
         raise ReportError(f"{export.path}: an SQLite database, but not an export of Nsight Systems")
     rows = {table: export.rows(table) for table in COUNTED if table in export.tables}
     clock, offset_ns, clock_facts = _clock(export)
-    stacks = Stacks()
+    stacks = StackInterner()
     tell(1, 6)
     marks = read_marks(export, offset_ns)
     tell(2, 6)

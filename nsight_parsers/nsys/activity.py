@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from nsight_parsers.arrow import Coded, Interned, Stacks, build_table
+from nsight_parsers.arrow import Coded, Interned, build_table
+from nsight_parsers.interning import StackInterner
 from nsight_parsers.intervals import enclosing, innermost
 from nsight_parsers.nsys.chains import read_chains, stack_ids
 from nsight_parsers.nsys.database import NO_END, Export, Ints
@@ -149,7 +150,7 @@ class Calls:
         return self.counts(_FREE)
 
 
-def read_calls(export: Export, offset_ns: int, stacks: Stacks) -> Calls:
+def read_calls(export: Export, offset_ns: int, stacks: StackInterner) -> Calls:
     """Runtime and driver API calls, a driver call inside a runtime call with that one as its parent."""
     names = ("start", "end", "globalTid", "correlationId", "nameId", "returnValue", "callchainId")
     column = export.ints(RUNTIME, *names, nulls={"end": NO_END})

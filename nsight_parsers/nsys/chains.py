@@ -6,14 +6,14 @@ import re
 
 import numpy as np
 
-from nsight_parsers.arrow import Stacks
+from nsight_parsers.interning import Frame, StackInterner
 from nsight_parsers.nsys.database import Export, Ints
 
 MAX_DEPTH_MARK = "[Max depth]"
 _ADDRESS = re.compile(r"(0x)?[0-9a-fA-F]{5,16}")
 
 
-def read_chains(export: Export, table: str, wanted: Ints, stacks: Stacks) -> dict[int, int]:
+def read_chains(export: Export, table: str, wanted: Ints, stacks: StackInterner) -> dict[int, int]:
     """Chain id → id of its stack in ``stacks``, for the chain ids in ``wanted``.
 
     Depth 0 is the innermost frame. ``offset`` of a frame is its absolute address (``originalIP``); a frame without a
@@ -39,7 +39,9 @@ def read_chains(export: Export, table: str, wanted: Ints, stacks: Stacks) -> dic
         function = "" if unresolved or _ADDRESS.fullmatch(name) else name
         kind = "kernel" if kernel else "native"
         ids.append(
-            stacks.frame(function, module=text.get(module, ""), offset=address & 0xFFFF_FFFF_FFFF_FFFF, kind=kind)
+            stacks.frame_id(
+                Frame(function, module=text.get(module, ""), offset=address & 0xFFFF_FFFF_FFFF_FFFF, kind=kind)
+            )
         )
     frames = np.array(ids, np.int64)[np.ravel(frame_of_row)]
     chain = column["id"][keep]
@@ -47,7 +49,7 @@ def read_chains(export: Export, table: str, wanted: Ints, stacks: Stacks) -> dic
     pieces = np.split(frames, bounds)
     first = chain[np.concatenate([[0], bounds])]
     return {
-        key: stacks.stack([frame for frame in piece.tolist() if frame])
+        key: stacks.add_ids([frame for frame in piece.tolist() if frame])
         for key, piece in zip(first.tolist(), pieces, strict=True)
     }
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from nsight_parsers.arrow import Coded, Stacks, build_table
+from nsight_parsers.arrow import Coded, build_table
+from nsight_parsers.interning import Frame, StackInterner
 from nsight_parsers.intervals import lifetimes
 from nsight_parsers.nsys.activity import Calls, Marks
 from nsight_parsers.nsys.database import Export, Ints
@@ -58,7 +59,7 @@ class Memory:
     static: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
-def read_memory(export: Export, offset_ns: int, calls: Calls, marks: Marks, stacks: Stacks) -> Memory:
+def read_memory(export: Export, offset_ns: int, calls: Calls, marks: Marks, stacks: StackInterner) -> Memory:
     """Usage events as mem_events, keyed by (process, context, address); pool figures as samples.
 
     The thread, stack and call of an event come from the API call of the same (process, correlation id). Where no
@@ -92,7 +93,7 @@ def read_memory(export: Export, offset_ns: int, calls: Calls, marks: Marks, stac
 
 def _events(
     memory: Memory, column: dict[str, Ints], is_alloc: np.ndarray, kind: np.ndarray, offset_ns: int, calls: Calls,
-    marks: Marks, stacks: Stacks,
+    marks: Marks, stacks: StackInterner,
 ) -> pa.Table:  # fmt: skip
     pid, start = pids(column["globalPid"]), column["start"]
     call = rows_of_keys(calls.key, correlation_key(pid, column["correlationId"]))
@@ -103,7 +104,7 @@ def _events(
     )
     bare = np.flatnonzero((stack == 0) & (column["pc"] != 0) & is_alloc)
     counters, position = np.unique(column["pc"][bare], return_inverse=True)
-    at_pc = [stacks.stack([stacks.frame("", offset=pc & 0xFFFF_FFFF_FFFF_FFFF)]) for pc in counters.tolist()]
+    at_pc = [stacks.add([Frame("", offset=pc & 0xFFFF_FFFF_FFFF_FFFF)]) for pc in counters.tolist()]
     stack[bare] = np.array(at_pc, np.int64)[np.ravel(position)] if len(bare) else stack[bare]
     life = lifetimes(is_alloc, column["address"], column["contextId"], pid)
     ended = life.alloc_of >= 0
