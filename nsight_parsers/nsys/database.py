@@ -86,7 +86,6 @@ class Export:
             (sqlite3.SQLITE_LIMIT_ATTACHED, 0),
             (sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH, 1),
             (sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 50),
-            (sqlite3.SQLITE_LIMIT_COMPOUND_SELECT, 1),
         ):
             connection.setlimit(limit, value)
         connection.set_progress_handler(self._step, PROGRESS_STEPS)
@@ -104,6 +103,8 @@ class Export:
             # `via` is the view or trigger that reads: there are none that we would let.
             known = first in TABLES or first in ("sqlite_master", "sqlite_schema")
             return sqlite3.SQLITE_OK if known and database in ("main", None) and via is None else sqlite3.SQLITE_DENY
+        if action == sqlite3.SQLITE_PRAGMA:
+            return sqlite3.SQLITE_OK if first == "table_xinfo" else sqlite3.SQLITE_DENY
         if action == sqlite3.SQLITE_FUNCTION:
             return sqlite3.SQLITE_OK if second in _FUNCTIONS else sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK if action in _ALLOWED else sqlite3.SQLITE_DENY
@@ -120,10 +121,9 @@ class Export:
             elif name not in self.ignored:
                 self.tables[name] = []
         for name in list(self.tables):
-            try:
-                cursor = self._connection.execute(f'SELECT * FROM "{name}" LIMIT 0')
-                self.tables[name] = [column[0] for column in cursor.description]
-            except sqlite3.Error:  # a column that runs a function, or one that cannot be parsed
+            columns = self._all(f'PRAGMA table_xinfo("{name}")')
+            self.tables[name] = [column[1] for column in columns]
+            if any(column[6] for column in columns):  # generated: reading it computes what the file says
                 self.ignored.append(name)
                 del self.tables[name]
 

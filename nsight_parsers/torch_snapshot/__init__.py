@@ -81,10 +81,13 @@ def _load_json(path: Path, size: int) -> Any:
 
 def _report(of: Collected, top: Any) -> ParsedReport:
     """The parsed report. ``top`` is the outermost object, without what was taken out of it."""
-    if not isinstance(top, dict | list) or (isinstance(top, dict) and not {"segments", "device_traces"} & set(top)):
+    if isinstance(top, list) and of.segment_count:  # torch.cuda.memory_snapshot()
+        top = {"segments": []}
+    if not isinstance(top, dict) or not {"segments", "device_traces"} & set(top):
         raise WrongShapeError("neither segments nor device_traces in it")
-    top = top if isinstance(top, dict) else {}
     traces = top.get("device_traces", [])
+    if not isinstance(traces, list) or not isinstance(top.get("segments", []), list):
+        raise WrongShapeError("segments or device_traces are no lists")
     devices = {of.trace_slots[id(rows)]: device for device, rows in enumerate(traces) if id(rows) in of.trace_slots}
     events = tables.events(of)
     at_ns = int(of.snapshot_us or of.last_us) * 1000

@@ -23,7 +23,7 @@ block returns to the pool with ``free_completed``, when the streams that use it 
 NATIVE_SUFFIXES = (".cpp", ".cc", ".c", ".cu", ".h", ".hpp", ".cuh", ".so")
 
 
-class WrongShapeError(ValueError):
+class WrongShapeError(Exception):
     """Not the structure that PyTorch writes."""
 
 
