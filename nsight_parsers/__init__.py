@@ -25,7 +25,9 @@ class ParsedReport:
     ``tables`` by name, in the schemas of ``leakscope.model.tables``; ``source_id`` is 0 throughout, ids of rows,
     stacks and frames start at 1 and are the file's own. ``findings`` say what is wrong with this file or was left
     out of it, ``limits`` what files of its kind cannot say. ``facts`` are the small truths about the whole file
-    (devices, creation time, launch filters): JSON values only, never environment, tokens or host names.
+    (devices, creation time, launch filters): JSON values only, never environment, tokens or host names. ``clock`` is
+    that of the times in the tables: ``monotonic`` (of the host that wrote the file), ``utc``, ``relative`` (to an
+    unknown zero) or ``none`` (no times, or rows that are only in order).
     """
 
     tables: dict[str, pa.Table] = field(default_factory=dict)
@@ -35,3 +37,4 @@ class ParsedReport:
     kind: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     limits: list[str] = field(default_factory=list)
+    clock: str = "none"

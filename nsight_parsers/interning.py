@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+MAX_FRAMES = 1024
+"""Deeper stacks come from recursion or from damaged files."""
+
+
 class Frame(NamedTuple):
     """A frame as the table ``frames`` holds it; ``offset`` is the absolute program counter where nothing better is
     known, ``kind`` is python, native or kernel."""
@@ -28,13 +32,27 @@ class StackInterner:
     def __init__(self) -> None:
         self._frames: dict[Frame, int] = {}
         self._stacks: dict[tuple[int, ...], int] = {}
+        self.cut = 0  # stacks deeper than MAX_FRAMES
 
     def add(self, frames: Sequence[Frame]) -> int:
         """The id of the stack of ``frames``, outermost first; 0 for none."""
+        return self.add_ids([self.frame_id(frame) for frame in frames])
+
+    def frame_id(self, frame: Frame) -> int:
+        """The id of a frame, for stacks that are made of many equal ones."""
+        return self._frames.setdefault(frame, len(self._frames) + 1)
+
+    def add_ids(self, frames: Sequence[int]) -> int:
+        """The id of the stack of frames given by their ids, outermost first; 0 for none.
+
+        Of a deeper stack than MAX_FRAMES, the innermost ones are kept: those that name who allocates.
+        """
         if not frames:
             return 0
-        ids = tuple(self._frames.setdefault(frame, len(self._frames) + 1) for frame in frames)
-        return self._stacks.setdefault(ids, len(self._stacks) + 1)
+        if len(frames) > MAX_FRAMES:
+            self.cut += 1
+            frames = frames[-MAX_FRAMES:]
+        return self._stacks.setdefault(tuple(frames), len(self._stacks) + 1)
 
     def tables(self) -> dict[str, pa.Table]:
         """The tables ``stacks`` and ``frames``; neither where no stack was added."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nsight_parsers import ParsedReport, ReportError
+from nsight_parsers.sniffing import is_memleak, is_nsys, is_slabinfo, is_torch_snapshot
 
 HEAD_BYTES = 64 << 10
 """What is read of every file to tell its kind."""
@@ -157,5 +158,14 @@ def _zstd_head(sample: Sample) -> bytes:
 
 KINDS: tuple[Kind, ...] = (
     Kind("ncu_rep", "Nsight Compute reports (.ncu-rep)", is_ncu_rep, "nsight_parsers.ncu_rep:parse_ncu_rep"),
+    Kind("nsys", "Nsight Systems exports (.sqlite)", is_nsys, "nsight_parsers.nsys:parse_nsys"),
+    Kind(
+        "torch_snapshot",
+        "PyTorch memory snapshots",
+        is_torch_snapshot,
+        "nsight_parsers.torch_snapshot:parse_torch_snapshot",
+    ),
+    Kind("memleak", "the output of memleak", is_memleak, "nsight_parsers.memleak:parse_memleak"),
+    Kind("slabinfo", "dumps of /proc/slabinfo", is_slabinfo, "nsight_parsers.slabinfo:parse_slabinfo"),
     Kind("ncu_csv", "the output of ncu --csv", is_ncu_csv, "nsight_parsers.ncu_csv:parse_ncu_csv"),
 )

@@ -42,7 +42,7 @@ class CaptureWriter:
         self.manifest = manifest
         self._lock = threading.Lock()  # guards everything below, and the manifest's list of parts
         self._manifest_lock = threading.Lock()  # one rewrite of manifest.json at a time
-        self._last_number = dict.fromkeys(TABLES, 0)
+        self.last_number = dict.fromkeys(TABLES, 0)
         self._unsynced: set[Path] = set()
         self._failure = ""
 
@@ -120,8 +120,8 @@ class CaptureWriter:
         content = _parquet_bytes(rows)
         digest = hashlib.sha256(content).hexdigest()
         with self._lock:
-            self._last_number[table] += 1
-            relative = part_path(table, self._last_number[table])
+            self.last_number[table] += 1
+            relative = part_path(table, self.last_number[table])
         directory = self.path / table
         try:
             directory.mkdir(exist_ok=True)

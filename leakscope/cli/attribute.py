@@ -13,6 +13,7 @@ from leakscope.errors import BadInputError, ExitCode
 from leakscope.model.words import LAYERS
 
 if TYPE_CHECKING:
+    from leakscope.capture import Capture
     from leakscope.detect.attribution import Options
     from leakscope.model.results import Report
 
@@ -22,7 +23,9 @@ DEFAULT_MEMORY = "2GiB"
 def attribute(
     evidence: Annotated[
         list[Path],
-        typer.Argument(metavar="EVIDENCE…", help="Captures, packed captures too.", show_default=False),
+        typer.Argument(
+            metavar="EVIDENCE…", help="Captures, packed ones too, and reports that import knows.", show_default=False
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one object of schema leakscope-report/1.")] = False,
     top: Annotated[int, typer.Option(min=0, help="Sites to list besides those of the findings.")] = 10,
@@ -71,35 +74,73 @@ def attribute(
 
 
 def _report(evidence: list[Path], options: Options, memory: str) -> Report:
-    import duckdb
+    from leakscope.detect.combine import combine
+    from leakscope.ingest import kind_of
+
+    missing = next((path for path in evidence if not path.exists()), None)
+    if missing is not None:
+        raise BadInputError(f"{missing}: no such file or capture")
+    files = [path for path in evidence if kind_of(path) is not None]
+    reports = [_of_capture(path, options, memory) for path in evidence if path not in files]
+    return combine([*reports, *_of_files(files, options, memory, alone=not reports)])
+
+
+def _of_capture(path: Path, options: Options, memory: str) -> Report:
+    from leakscope.capture import Capture
+
+    try:
+        capture = Capture.open(path)
+    except BadInputError as error:
+        raise BadInputError(f"{error}; nor is it a report that 'leakscope import' knows") from None
+    report = _attributed(capture, path, options, memory)
+    report.inputs = [
+        {
+            "path": str(path),
+            "kind": "capture",
+            "complete": capture.manifest.complete,
+            "mem_events": capture.rows("mem_events"),
+            "command": next((s.command for s in capture.manifest.sources if s.command), []),
+            "problems": capture.problems,
+        }
+    ]
+    return report
+
+
+def _of_files(files: list[Path], options: Options, memory: str, alone: bool) -> list[Report]:
+    """The report of reports of other tools, imported together for this once; [] for no files.
+
+    Beside captures, files without memory events give no verdict of their own.
+    """
+    if not files:
+        return []
+    import secrets
+    from dataclasses import replace
 
     from leakscope.capture import Capture
-    from leakscope.detect.attribution import attribute as attribute_capture
-    from leakscope.detect.combine import combine
+    from leakscope.capture.reader import scratch_directory
+    from leakscope.ingest import Options as ImportOptions
+    from leakscope.ingest import import_files
 
-    reports = []
-    for path in evidence:
-        try:
-            capture = Capture.open(path)
-        except BadInputError as error:
-            if not path.exists():
-                raise
-            raise BadInputError(f"{error}; attribute reads captures and packed captures so far") from None
-        try:
-            with capture.connect(memory_limit=memory) as connection:
-                report = attribute_capture(connection, capture.manifest, options)
-        except duckdb.Error as error:
-            line = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise BadInputError(f"{path}: cannot be attributed: {line}") from None
-        report.inputs = [
-            {
-                "path": str(path),
-                "kind": "capture",
-                "complete": capture.manifest.complete,
-                "mem_events": capture.rows("mem_events"),
-                "command": next((s.command for s in capture.manifest.sources if s.command), []),
-                "problems": capture.problems,
-            }
-        ]
-        reports.append(report)
-    return combine(reports)
+    path = Path(scratch_directory()) / f"imported-{secrets.token_hex(4)}.lscope"
+    imported = import_files(files, path, ImportOptions(pid=options.pid))
+    capture = Capture.open(path)
+    report = _attributed(capture, files[0], options, memory)
+    report.inputs = [file.to_json() | {"mem_events": file.rows.get("mem_events", 0)} for file in imported]
+    if not capture.rows("mem_events") and not alone:
+        report.judged = False
+    said = tuple(f"{file.path.name}: {finding}" for file in imported for finding in file.findings)
+    report.verdict = replace(report.verdict, missing=(*report.verdict.missing, *said))
+    return [report]
+
+
+def _attributed(capture: Capture, path: Path, options: Options, memory: str) -> Report:
+    import duckdb
+
+    from leakscope.detect.attribution import attribute as attribute_capture
+
+    try:
+        with capture.connect(memory_limit=memory) as connection:
+            return attribute_capture(connection, capture.manifest, options)
+    except duckdb.Error as error:
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise BadInputError(f"{path}: cannot be attributed: {line}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import keyword
 import os
 import sys
 from collections.abc import Callable
@@ -25,6 +26,7 @@ class Verb(NamedTuple):
 
 VERBS = {
     "record": Verb("leakscope.cli.record", "Record processes, a cgroup, a command or the whole host."),
+    "import": Verb("leakscope.cli.import_", "Import reports of Nsight, PyTorch, memleak and others into a capture."),
     "attribute": Verb("leakscope.cli.attribute", "Say what leaks, who caused it, and how sure that is."),
     "query": Verb("leakscope.cli.query", "Run SQL on the tables of a capture."),
     "pack": Verb("leakscope.cli.pack", "Make one file of a capture."),
@@ -120,7 +122,7 @@ def _app(wanted: str | None) -> typer.Typer:
 
 
 def _load(module: str, name: str) -> Callable[..., Any]:
-    return getattr(importlib.import_module(module), name)
+    return getattr(importlib.import_module(module), f"{name}_" if keyword.iskeyword(name) else name)
 
 
 def _stub() -> None:

@@ -30,7 +30,7 @@ from leakscope.correlate.wrappers import (
 )
 from leakscope.detect import growth
 from leakscope.detect.findings import Names, find, overall
-from leakscope.detect.judge import CONFIRMED_SHARE, State, judge
+from leakscope.detect.judge import CONFIRMED_SHARE, NOT_JUDGED, State, judge
 from leakscope.detect.losses import Loss, hidden_frees, hidden_frees_of_sites
 from leakscope.model.manifest import Manifest
 from leakscope.model.results import Growth, LayerTotal, Report, Row, Site, Verdict
@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 
 MAX_SITES = 1000
 """Sites that a report lists for each capture, those with most kept bytes first."""
+
+ONLY_SHOWN = (
+    "all memory in the evidence is of kinds that are shown and not judged (blocks of an allocator's pool, pages)"
+)
 
 
 @dataclass(frozen=True)
@@ -119,8 +123,11 @@ def attribute(con: duckdb.DuckDBPyConnection, manifest: Manifest, options: Optio
     plateaus = bool((judged["state"] == State.PLATEAU).any())
     layers = _layers(held, sites, lives, options.warm_up_s)
     provable = _provable(layers)
-    allocated = int(sites["alloc_objects"].sum()) if len(sites) else 0
+    countable = sites[~sites["kind"].isin(NOT_JUDGED)]
+    allocated = int(countable["alloc_objects"].sum()) if len(countable) else 0
     verdict, rest = overall(findings, plateaus, allocated, provable, missing)
+    if not allocated and len(sites):
+        verdict = replace(verdict, reasons=(ONLY_SHOWN,))
     return Report(
         verdict=verdict,
         findings=rest,

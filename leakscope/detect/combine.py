@@ -16,9 +16,13 @@ def combine(reports: Sequence[Report]) -> Report:
         return reports[0]
     merged = Report(verdict=reports[0].verdict)
     verdicts: list[Verdict] = []
+    unjudged: list[str] = []
     for number, report in enumerate(reports):
         prefix = f"{number}:"
-        verdicts += [_prefixed(v, prefix) for v in (report.verdict, *report.findings)]
+        if report.judged:
+            verdicts += [_prefixed(v, prefix) for v in (report.verdict, *report.findings)]
+        else:
+            unjudged += report.verdict.missing
         merged.chains += [replace(chain, site=prefix + chain.site) for chain in report.chains]
         merged.sites += [replace(site, id=prefix + site.id, source=number) for site in report.sites]
         merged.layers += [_named(layer, number) for layer in report.layers]
@@ -27,7 +31,8 @@ def combine(reports: Sequence[Report]) -> Report:
         merged.inputs += report.inputs
         merged.sites_total += report.sites_total
     verdicts.sort(key=lambda v: (VERDICTS.index(v.verdict), -(v.growth.bytes_per_s if v.growth else 0.0)))
-    merged.verdict, merged.findings = verdicts[0], verdicts[1:]
+    merged.verdict = replace(verdicts[0], missing=(*verdicts[0].missing, *unjudged))
+    merged.findings = verdicts[1:]
     return merged
 
 

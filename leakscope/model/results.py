@@ -266,3 +266,4 @@ class Report:
     losses: list[Row] = field(default_factory=list)
     reconciliation: list[Row] = field(default_factory=list)
     inputs: list[dict[str, Any]] = field(default_factory=list)
+    judged: bool = True  # False: evidence that has no memory in it; its verdict does not count beside others

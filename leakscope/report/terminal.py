@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from leakscope.model.results import Chain, ChainLink, Report, Row, Site, Verdict
+from leakscope.report.imports import import_lines
 from leakscope.report.text import counted, exact, printable, rate, size
 
 _STYLES = {"leak": "bold red", "inconclusive": "bold yellow", "not_leak": "bold green"}
@@ -66,6 +67,9 @@ def _verdict(console: Console, report: Report) -> None:
     for input_ in report.inputs:
         for problem in input_.get("problems", ()):
             console.print(Text(f"  {printable(str(problem))}", "yellow"))
+    files = [input_ for input_ in report.inputs if "limits" in input_]
+    for said in import_lines(files):
+        _indented(console, said, "dim" if said.startswith("  ") else "")
 
 
 def _layers(console: Console, report: Report) -> None:
@@ -215,11 +219,15 @@ def _reconciliation(console: Console, rows: Sequence[Row]) -> None:
 
 def _next(console: Console, report: Report) -> None:
     paths = [str(input_.get("path", "")) for input_ in report.inputs]
-    path = next(iter(paths), "CAPTURE")
+    path = " ".join(paths) or "CAPTURE"
+    capture = next((str(i.get("path", "")) for i in report.inputs if i.get("kind") == "capture"), "")
     hints = [f"leakscope attribute {path} --json     every site, chain and number"]
     if report.verdict.verdict == "inconclusive":
         hints.insert(0, "record longer, or with a larger buffer where events were lost")
-    hints.append(f'leakscope query {path} "SELECT * FROM mem_events LIMIT 10"')
+    if capture or not paths:
+        hints.append(f'leakscope query {capture or path} "SELECT * FROM mem_events LIMIT 10"')
+    else:
+        hints.append(f"leakscope import {path} -o CAPTURE     to keep what was read, and query it")
     console.print()
     for hint in hints:
         console.print(Text(f"next: {printable(hint)}", "dim"), soft_wrap=True)
