@@ -220,7 +220,7 @@ def _reconciliation(console: Console, rows: Sequence[Row]) -> None:
 def _next(console: Console, report: Report) -> None:
     paths = [str(input_.get("path", "")) for input_ in report.inputs]
     path = " ".join(paths) or "CAPTURE"
-    capture = next((str(i.get("path", "")) for i in report.inputs if i.get("kind") == "capture"), "")
+    capture = next((str(i.get("path", "")) for i in report.inputs if "limits" not in i), "")
     hints = [f"leakscope attribute {path} --json     every site, chain and number"]
     if report.verdict.verdict == "inconclusive":
         hints.insert(0, "record longer, or with a larger buffer where events were lost")
