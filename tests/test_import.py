@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 from leakscope.capture import Capture, CaptureWriter, pack
+from leakscope.capture import writer as writer_module
 from leakscope.cli.main import main
 from leakscope.errors import BadInputError
 from leakscope.ingest import import_files
@@ -168,6 +170,26 @@ def test_all_or_nothing(
     assert content(recorded) == before
     assert not (tmp_path / "fresh.lscope").exists()
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_full_disk_adds_nothing(
+    recorded: Path, nsys: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, write = content(recorded), writer_module.write_whole
+    written: list[str] = []
+
+    def fills_up(path: Path, data: bytes) -> None:
+        written.append(path.name)
+        if len(written) > 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, data)
+
+    monkeypatch.setattr(writer_module, "write_whole", fills_up)
+    code, _, err = run(capsys, "import", nsys, "-o", recorded)
+
+    assert code == 5 and err.count("\n") == 1 and "nothing was added" in err and str(recorded) in err
+    assert content(recorded) == before
+    assert [p.name for p in recorded.parent.iterdir() if p.name.startswith(".")] == []
 
 
 def test_the_same_file_twice_is_refused(nsys: Path, tmp_path: Path) -> None:
