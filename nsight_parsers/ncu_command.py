@@ -136,6 +136,9 @@ def _split(text: str) -> _Words:
     if len(text) > MAX_CHARACTERS:
         words.unclear = "the stored command line is too long to be one"
         return words
+    if not all(part.isprintable() for part in text.split()):
+        words.unclear = "the stored command line has control characters"
+        return words
     parts = [part.strip('"') for part in _WORD.findall(text)]
     start = next((i for i, part in enumerate(parts) if _PROFILER.fullmatch(part)), None)
     if start is None:

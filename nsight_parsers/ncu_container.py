@@ -107,7 +107,7 @@ class _Stream:
         while size:
             try:
                 part = self.raw.read(min(size, SKIP_BYTES))
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 raise _Stopped(f"unpacking failed at byte {self.offset}: {error}", truncated=False) from error
             if not part:
                 break

@@ -176,7 +176,7 @@ def _lines(path: Path, reading: _Reading) -> Iterator[str]:
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
-    return next(csv.reader(io.StringIO(line), delimiter=delimiter), [])
+    return next(csv.reader((line,), delimiter=delimiter), [])
 
 
 def _add_banner(reading: _Reading, line: str) -> None:

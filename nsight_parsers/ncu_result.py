@@ -70,7 +70,7 @@ def decode_result(message: bytes, strings: Sequence[bytes]) -> KernelResult:
     """
     result = KernelResult()
     nvtx_state = b""
-    for number, wire_type, value in fields(message):
+    for number, _, value in fields(message):
         if isinstance(value, int):
             _set_number(result, number, value)
         elif number == 13:
@@ -87,7 +87,6 @@ def decode_result(message: bytes, strings: Sequence[bytes]) -> KernelResult:
             _add_stack(result, value)
         if number not in KNOWN_FIELDS and value not in (0, b""):
             result.unread.add(f"result field {number}")
-        del wire_type
     if nvtx_state:
         _set_ranges(result, nvtx_state)
     return result

@@ -99,7 +99,7 @@ def test_no_command_line_is_refused() -> None:
     assert "2022.2" in launch_order(None).reason
 
 
-@pytest.mark.parametrize("text", ["", "python app.py", "./ncu-wrapper -k x ./app", "x " * 200_000])
+@pytest.mark.parametrize("text", ["", "python app.py", "./ncu-wrapper -k x ./app", "x " * 200_000, "ncu -k \x1b[2J a"])
 def test_a_command_line_that_is_not_ncus_is_refused(text: str) -> None:
     order = launch_order(parse_command_line(text))
 

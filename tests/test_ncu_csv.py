@@ -215,6 +215,16 @@ def test_program_output_and_open_quotes_do_not_swallow_rows(tmp_path: Path) -> N
     assert report.findings == ["2 rows that end before their metric's value were left out"]
 
 
+def test_a_row_whose_quoted_text_breaks_the_line_is_one_row(tmp_path: Path) -> None:
+    kernel = 'a kernel\nwith a ""name"", and\nmore'
+    path = write(tmp_path, DETAILS, details_row(0, "a", "", "1", kernel=kernel), details_row(1, "b", "", "2"))
+
+    report = parse(path)
+
+    assert column(report, "kernel") == ['a kernel\nwith a "name", and\nmore', "k(int, int)"]
+    assert report.findings == []
+
+
 def test_duplicate_labels_of_a_launch_are_kept_and_said(tmp_path: Path) -> None:
     path = write(
         tmp_path, DETAILS, details_row(0, "a", "%", "1"), details_row(0, "a", "s", "2"), details_row(0, "a", "%", "3")

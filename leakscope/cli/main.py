@@ -29,6 +29,7 @@ VERBS = {
     "import": Verb("leakscope.cli.import_", "Import reports of Nsight, PyTorch and memleak into a capture."),
     "attribute": Verb("leakscope.cli.attribute", "Say what leaks, who caused it, and how sure that is."),
     "query": Verb("leakscope.cli.query", "Run SQL on the tables of a capture."),
+    "symbolize": Verb("leakscope.cli.symbolize", "Find names and lines of native frames after the fact."),
     "pack": Verb("leakscope.cli.pack", "Make one file of a capture."),
     "unpack": Verb("leakscope.cli.pack", "Make a capture of a packed file."),
     "doctor": Verb("leakscope.cli.doctor", "Check what this host can record, and how to mend what it cannot."),

@@ -37,7 +37,8 @@ memory of the layer (reservations, other owners)."""
 LOSS_KINDS = (
     "ring_drop", "recursion_miss", "live_map_full", "live_map_busy", "stack_miss", "stack_not_sampled",
     "call_map_full", "attach_failed", "symbol_unresolved", "page_user_not_streamed", "sampler_error",
-    "sideband_lost", "address_only_free", "python_frames_unavailable",
+    "sideband_lost", "address_only_free", "python_frames_unavailable", "mark_lost",
+    "arguments_lost", "arguments_approximate", "arguments_partial", "kernel_names_lost",
 )  # fmt: skip
 """What the ``losses`` table counts. A loss widens or withholds a verdict; it is never silent."""
 
