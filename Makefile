@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup system-packages samples programs build demo test check eval fuzz bench gpu-check clean
+.PHONY: setup system-packages samples programs nvtx build demo test check eval fuzz bench gpu-check clean
 
 setup: system-packages $(VENV)/.installed
 
@@ -19,13 +19,17 @@ samples: setup
 	@$(MAKE) -s -C samples
 
 # The probes as an object for libbpf, where clang is: hosts that record then need no compiler.
-programs:
+programs: nvtx
 	@if command -v clang >/dev/null; then $(MAKE) -s -C bpf_programs; else echo "no clang: not building bpf_programs/leakscope.bpf.o" >&2; fi
+
+# The library that NVTX loads into a target so that its ranges are recorded: gcc alone.
+nvtx: system-packages
+	@$(MAKE) -s -C bpf_programs/nvtx
 
 build: setup programs
 	$(BIN)/pip wheel -q --no-deps -w dist .
 
-demo: samples
+demo: samples nvtx
 	@$(BIN)/python samples/demo.py
 
 test: samples programs
@@ -54,3 +58,4 @@ gpu-check: samples
 clean:
 	rm -rf $(VENV) build dist *.egg-info
 	$(MAKE) -s -C samples clean
+	$(MAKE) -s -C bpf_programs/nvtx clean

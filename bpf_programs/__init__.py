@@ -18,6 +18,9 @@ MAIN_SOURCE = "leakscope.bpf.c"
 OBJECT = DIRECTORY / "leakscope.bpf.o"
 """The object for libbpf, built by `make build` (bpf_programs/Makefile) and shipped in the wheel."""
 
+NVTX_LIBRARY = DIRECTORY / "nvtx" / "libleakscope_nvtx.so"
+"""The library that NVTX loads into a target (NVTX_INJECTION64_PATH): built by `make programs`, shipped in the wheel."""
+
 _INCLUDE = re.compile(r'^#include "(?P<name>[^"]+)"$', re.MULTILINE)
 _MAP_CALLS = [
     (re.compile(r"bpf_map_lookup_elem\(&(\w+), ([^,()]+)\)"), r"\1.lookup(\2)"),
@@ -54,7 +57,7 @@ def source_for_bcc() -> str:
     text = joined_source()
     for pattern, method in _MAP_CALLS:
         text = pattern.sub(method, text)
-    left = re.search(r"bpf_\w+\([^;]*&(?:mem_ring|call_ring|python_\w+|live|sites|stacks)\b", text)
+    left = re.search(r"bpf_\w+\([^;]*&(?:(?:mem|call|mark)_ring|python_\w+|thread_marks|live|sites|stacks)\b", text)
     if left:
         raise ValueError(f"a map helper that bcc does not know: {left.group(0)}")
     return text

@@ -10,11 +10,15 @@
 /* Sizes of maps: set by the loader before loading. */
 #define CONFIG_MEM_RING_BYTES 4096
 #define CONFIG_CALL_RING_BYTES 4096
+#define CONFIG_MARK_RING_BYTES 4096
 #define CONFIG_LIVE_ENTRIES 1024
 #define CONFIG_PAGE_ENTRIES 1024
 #define CONFIG_RANGE_ENTRIES 1024
 #define CONFIG_STACK_ENTRIES 1024
 #define CONFIG_SITE_ENTRIES 1024
+#define CONFIG_LAUNCH_RING_BYTES 4096
+#define CONFIG_KERNEL_RING_BYTES 4096
+#define CONFIG_LAYOUT_ENTRIES 1024
 
 struct config {
 	u64 sources; /* what the object was built from: set by the Makefile, checked by the loader */
@@ -49,6 +53,8 @@ struct config {
 	u64 task_thread_pid;
 	u64 pid_level;
 	u64 pid_numbers;
+	u64 nvtx;
+	u64 launch_args; /* words of a launch's parameters that are read, 0 = none */
 };
 
 const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
@@ -83,4 +89,6 @@ const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
 #define CONFIG_TASK_THREAD_PID config.task_thread_pid
 #define CONFIG_PID_LEVEL config.pid_level
 #define CONFIG_PID_NUMBERS config.pid_numbers
+#define CONFIG_NVTX config.nvtx
+#define CONFIG_LAUNCH_ARGS config.launch_args
 #endif

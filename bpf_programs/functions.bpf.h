@@ -5,6 +5,8 @@
  * open calls of a thread: the outermost allocating call owns the bytes, what it calls is detail. A failed call is
  * sent as failed and never becomes a live range. */
 #pragma once
+#include "marks.bpf.h"
+#include "launches.bpf.h"
 #include "python.bpf.h"
 #include "ranges.bpf.h"
 #include "sizes.bpf.h"
@@ -106,7 +108,11 @@ int on_function_entry(struct pt_regs *ctx)
 	open.owner = call.enclosing_owner;
 	if (spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC)
 		open.owner |= family;
+	if (is_launch(spec->role))
+		open.owner |= OWNER_LAUNCH;
 	bpf_map_update_elem(&thread_calls, &tid, &open, BPF_ANY);
+	if (CONFIG_LAUNCH_ARGS && is_launch(spec->role) && !(call.enclosing_owner & OWNER_LAUNCH))
+		send_launch_arguments(spec->role, &call);
 	return 0;
 }
 
@@ -132,6 +138,8 @@ static inline void send_call(struct call_in_flight *call, struct call_record *va
 	record->tid = values->tid;
 	record->user_stack = call->user_stack;
 	record->python_stack = call->python_stack;
+	record->mark = current_mark();
+	record->pad2 = 0;
 	record->result = values->result;
 	record->function = values->function;
 	record->cpu = bpf_get_smp_processor_id();
@@ -191,20 +199,10 @@ int on_function_return(struct pt_regs *ctx)
 	range.pid = tgid;
 	range.space = spec->space;
 
-	if (spec->role == ROLE_LAUNCH_DRIVER || spec->role == ROLE_LAUNCH_RUNTIME) {
+	if (is_launch(spec->role)) {
 		values.type = CALL_LAUNCH;
-		values.addr = call.args[0];
-		if (spec->role == ROLE_LAUNCH_DRIVER) { /* (f, gx, gy, gz, bx, by, bz, shared, stream, …) */
-			values.size_bytes = (u32)call.args[1] | call.args[2] << 32;
-			values.requested_bytes = (u32)call.args[3] | call.args[4] << 32;
-			values.arg0 = (u32)call.args[5] | call.args[6] << 32;
-			values.context = user_u64(call.sp + 24);
-		} else { /* (f, dim3 grid, dim3 block, args, shared, stream): a dim3 takes two registers */
-			values.size_bytes = call.args[1];
-			values.requested_bytes = (u32)call.args[2] | call.args[3] << 32;
-			values.arg0 = call.args[3] >> 32 | call.args[4] << 32;
-			values.context = call.args[7];
-		}
+		values.arg1 = values.context;
+		describe_launch(spec->role, &call, &values);
 	} else if (spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC) {
 		measure(spec, &call, &values.size_bytes, &values.requested_bytes);
 		if (ok) {
@@ -223,6 +221,7 @@ int on_function_return(struct pt_regs *ctx)
 	} else if (spec->role == ROLE_HANDLE_MAP || spec->role == ROLE_HANDLE_UNMAP) {
 		values.addr = call.args[0];
 		values.size_bytes = call.args[1];
+		values.arg1 = spec->role == ROLE_HANDLE_MAP ? call.args[3] : 0;
 	} else {
 		values.addr = call.args[0];
 	}
@@ -257,6 +256,7 @@ int on_function_return(struct pt_regs *ctx)
 		fresh.call_id = call.id;
 		fresh.user_stack = call.user_stack;
 		fresh.python_stack = call.python_stack;
+		fresh.mark = current_mark();
 		fresh.function = function;
 		begin_range(&range, &fresh);
 	}

@@ -5,6 +5,7 @@
  * nearly full. An allocation that finds its address still live ends the old object with cause "reuse": its
  * free fired no tracepoint (kfree_rcu) or was skipped (nested program). */
 #pragma once
+#include "marks.bpf.h"
 #include "python.bpf.h"
 
 static inline void send_mem(u64 addr, struct live_object *object, u64 now, u8 op, u8 cause)
@@ -31,7 +32,7 @@ static inline void send_mem(u64 addr, struct live_object *object, u64 now, u8 op
 	record->cause = cause;
 	record->weight = object->weight & ~DELETE_WHEN_FREED;
 	record->python_stack = object->python_stack;
-	record->pad = 0;
+	record->mark = object->mark;
 	bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);
 }
 
@@ -136,6 +137,7 @@ static inline void describe(void *ctx, struct live_object *object, struct site_s
 	object->caller = 0;
 	object->python_stack = 0;
 	object->pid = current_tgid();
+	object->mark = current_mark();
 	object->site = state->id;
 	object->requested_bytes = requested;
 	object->user_stack = -1;

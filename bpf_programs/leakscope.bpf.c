@@ -8,4 +8,5 @@
 #endif
 #if CONFIG_WITH_FUNCTIONS
 #include "functions.bpf.h"
+#include "kernels.bpf.h"
 #endif

@@ -2,6 +2,7 @@
  * bypass libc. A munmap that ends exactly one known mapping is matched here; anything else (parts, several at once,
  * MAP_FIXED over old ranges) is flagged CALL_PARTIAL and split in user space, where ranges can be walked. */
 #pragma once
+#include "marks.bpf.h"
 #include "python.bpf.h"
 
 #define MAP_FIXED_FLAG 0x10
@@ -59,6 +60,8 @@ static inline void send_map_call(struct map_call_in_flight *in, struct call_reco
 	record->tid = tid;
 	record->user_stack = in->user_stack;
 	record->python_stack = in->python_stack;
+	record->mark = current_mark();
+	record->pad2 = 0;
 	record->result = values->result;
 	record->function = in->call;
 	record->cpu = bpf_get_smp_processor_id();
@@ -95,6 +98,8 @@ static inline void send_mapping_end(struct range_key *key, struct live_range *ra
 	record->tid = (u32)bpf_get_current_pid_tgid();
 	record->user_stack = range->user_stack;
 	record->python_stack = range->python_stack;
+	record->mark = range->mark;
+	record->pad2 = 0;
 	record->result = 0;
 	record->function = range->function;
 	record->cpu = bpf_get_smp_processor_id();
@@ -120,6 +125,7 @@ static inline void begin_mapping(struct map_call_in_flight *in, u64 addr, u64 si
 	fresh.context = flags_prot;
 	fresh.user_stack = in->user_stack;
 	fresh.python_stack = in->python_stack;
+	fresh.mark = current_mark();
 	fresh.function = in->call;
 	old = bpf_map_lookup_elem(&live_ranges, &key);
 	if (old)

@@ -12,7 +12,7 @@ struct live_object { /* a kernel object or page believed live; ts_ns 0 = freed, 
 	u32 weight;
 	u32 requested_bytes;
 	u32 python_stack;
-	u32 pad;
+	u32 mark;            /* NVTX range */
 };
 
 #define DELETE_WHEN_FREED (1U << 31) /* in the weight of an entry made while the map was nearly full */
@@ -54,7 +54,7 @@ struct thread_call { /* innermost probed call open on a thread */
 	u64 owner;           /* OWNER_* bits: inside an allocating call of that family, whose detail it is */
 };
 
-enum owner { OWNER_DEVICE = 1, OWNER_HEAP = 2 };
+enum owner { OWNER_DEVICE = 1, OWNER_HEAP = 2, OWNER_LAUNCH = 4 };
 
 struct thread_contexts {
 	u64 current_context;
@@ -81,7 +81,7 @@ struct live_range { /* a mapping, a device or heap object, a VMM handle */
 	u32 references;      /* VMM: mappings of the handle; above bit 16, extra references to it */
 	u32 released;        /* VMM: the handle was released */
 	u32 python_stack;
-	u32 pad;
+	u32 mark;            /* NVTX range */
 };
 
 enum space {
@@ -126,7 +126,31 @@ enum counter {
 	COUNT_SITE_SEQUENCE = 13,
 	COUNT_CALL_SEQUENCE = 14,
 	COUNT_PYTHON_SEQUENCE = 15,
-	COUNTERS = 16,
+	COUNT_MARK_DROPPED = 16,    /* NVTX ranges or their ends lost to a full ring */
+	COUNT_MARK_TOO_DEEP = 17,   /* NVTX ranges inside too many others */
+	COUNT_MARK_THREADS_FULL = 18,
+	COUNT_LAUNCH_DROPPED = 19,  /* launch arguments and names of kernels lost to full rings */
+	COUNT_KERNEL_DROPPED = 20,
+	COUNTERS = 21,
+};
+
+/* Which words of a kernel's parameters to read: put here by user space once it knows them. */
+struct launch_word {
+	u16 slot;            /* of kernelParams */
+	u16 offset;          /* in that parameter */
+	u32 buffer_offset;   /* in the packed buffer of `extra` */
+};
+
+struct launch_layout {
+	u32 id;
+	u32 words;
+	struct launch_word word[LAUNCH_WORDS_MAX];
+};
+
+struct launch_key {
+	u64 function;
+	u32 pid;
+	u32 pad;
 };
 
 struct map_call_in_flight {
@@ -171,6 +195,14 @@ struct python_scratch {
 	u64 busy;
 	u64 frame[16];
 	struct python_record record;
+};
+
+struct mark_arguments { /* of a function of the NVTX library */
+	u64 name;
+	u64 bytes;
+	u64 domain;
+	u32 number;
+	u32 outer;
 };
 
 struct rss_key {
@@ -244,6 +276,14 @@ HASH(map_calls_in_flight, u32, struct map_call_in_flight, 16384);
 HASH(live_ranges, struct range_key, struct live_range, CONFIG_RANGE_ENTRIES);
 HASH(breaks, u32, u64, 16384);
 HASH(rss, struct rss_key, struct rss_value, 65536);
+
+/* NVTX: the innermost open range of each thread. */
+RING(mark_ring, CONFIG_MARK_RING_BYTES);
+HASH(thread_marks, u32, u32, 32768);
+/* GPU kernels and the arguments of their launches */
+RING(launch_ring, CONFIG_LAUNCH_RING_BYTES);
+RING(kernel_ring, CONFIG_KERNEL_RING_BYTES);
+LRU_HASH(launch_layouts, struct launch_key, struct launch_layout, CONFIG_LAYOUT_ENTRIES);
 
 /* Python. A stack that falls out of the cache of those sent is sent again under another id. */
 #define PYTHON_RING_BYTES (2 << 20)

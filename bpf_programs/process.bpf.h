@@ -27,6 +27,8 @@ static inline void send_process(u8 type)
 	record->tid = (u32)id;
 	record->user_stack = -1;
 	record->python_stack = 0;
+	record->mark = 0;
+	record->pad2 = 0;
 	record->result = 0;
 	record->function = 0;
 	record->cpu = bpf_get_smp_processor_id();
@@ -72,6 +74,7 @@ int on_process_exit(void *ctx)
 	bpf_map_delete_elem(&thread_calls, &tid);
 	bpf_map_delete_elem(&contexts, &tid);
 	bpf_map_delete_elem(&python_threads, &tid);
+	bpf_map_delete_elem(&thread_marks, &tid);
 	if (!in_scope(tgid))
 		return 0;
 	if (CONFIG_EXIT_GROUP_DEAD >= 0)
@@ -92,6 +95,7 @@ int on_process_exec(void *ctx)
 	if (!in_scope(tgid))
 		return 0;
 	bpf_map_delete_elem(&breaks, &tgid);
+	bpf_map_delete_elem(&thread_marks, &tgid); /* the thread that goes on has the id of the first one */
 	send_process(CALL_EXEC);
 	return 0;
 }

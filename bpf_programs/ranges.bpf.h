@@ -21,6 +21,16 @@ enum role {
 	ROLE_LAUNCH_DRIVER = 15,
 	ROLE_LAUNCH_RUNTIME = 16,
 	ROLE_CALL = 17,            /* recorded as a call, no memory of its own */
+	ROLE_LAUNCH_COOPERATIVE = 18,    /* as ROLE_LAUNCH_DRIVER, without `extra` */
+	ROLE_LAUNCH_CONFIG_DRIVER = 19,  /* cuLaunchKernelEx(config, f, kernelParams, extra) */
+	ROLE_LAUNCH_CONFIG_RUNTIME = 20, /* cudaLaunchKernelExC(config, f, args) */
+	ROLE_IMAGE_LOAD = 21,            /* cuModuleLoadData(&module, image, …), cuLibraryLoadData likewise */
+	ROLE_IMAGE_FILE = 22,            /* cuModuleLoad(&module, file name), cuLibraryLoadFromFile likewise */
+	ROLE_IMAGE_REGISTER = 23,        /* __cudaRegisterFatBinary(wrapper) → handle */
+	ROLE_KERNEL_REGISTER = 24,       /* __cudaRegisterFunction(handle, stub, …, name, …) */
+	ROLE_KERNEL_GET = 25,            /* cuModuleGetFunction(&f, module, name), cuLibraryGetKernel likewise */
+	ROLE_KERNEL_ALIAS = 26,          /* cuKernelGetFunction(&f, kernel): another handle of the same */
+	ROLE_KERNEL_PARAMETER = 27,      /* cuFuncGetParamInfo(f, index, &offset, &size) */
 };
 
 static inline u64 current_context(u32 tid)
@@ -52,6 +62,8 @@ static inline void send_range_end(struct range_key *key, struct live_range *rang
 	record->tid = (u32)bpf_get_current_pid_tgid();
 	record->user_stack = range->user_stack;
 	record->python_stack = range->python_stack;
+	record->mark = range->mark;
+	record->pad2 = 0;
 	record->result = 0;
 	record->function = range->function;
 	record->cpu = bpf_get_smp_processor_id();

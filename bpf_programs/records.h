@@ -23,7 +23,7 @@ struct mem_record { /* 72 bytes */
 	u8 cause;
 	u32 weight;          /* 1 own stack, N sampled 1 in N, 0 no stack taken */
 	u32 python_stack;    /* id of a python_record, 0 = none */
-	u32 pad;
+	u32 mark;            /* number of the NVTX range that the allocation was made in, 0 = none */
 };
 
 /* A kernel allocation site: who called the allocator for what. */
@@ -53,7 +53,7 @@ enum call_type {
 	CALL_LAUNCH = 6,     /* a kernel launch returned */
 };
 
-struct call_record { /* 128 bytes */
+struct call_record { /* 136 bytes */
 	u64 enter_ns;
 	u64 exit_ns;
 	u64 id;
@@ -78,6 +78,8 @@ struct call_record { /* 128 bytes */
 	u8 cause;
 	u8 pad[3];
 	u32 python_stack;    /* id of a python_record, 0 = none */
+	u32 mark;            /* number of the NVTX range that the call was made in; in frees that of the allocation */
+	u32 pad2;
 };
 
 /* A Python stack, sent once, before the first event that names its id. */
@@ -94,6 +96,56 @@ struct python_record { /* 1040 bytes */
 	u32 depth;
 	u32 pad;
 	struct python_frame frames[PYTHON_FRAMES]; /* innermost first */
+};
+
+/* An NVTX range or mark, or the end of a range. */
+enum mark_event { MARK_PUSH = 0, MARK_POP = 1, MARK_START = 2, MARK_END = 3, MARK_INSTANT = 4, MARK_TOO_DEEP = 5 };
+enum mark_sizes { MARK_NAME_BYTES = 96, MARK_DOMAIN_BYTES = 48, MARK_NAME_UNREADABLE = 0xffff };
+
+struct mark_record { /* 176 bytes */
+	u64 ts_ns;
+	u32 number;          /* unique in the process; that of the range which begins or ends */
+	u32 outer;           /* the innermost range open on the thread before it, 0 = none */
+	u32 pid;
+	u32 tid;
+	u32 type;
+	u32 bytes;           /* of the name; more than MARK_NAME_BYTES: it goes on, MARK_NAME_UNREADABLE: it is not known */
+	char domain[MARK_DOMAIN_BYTES];
+	char name[MARK_NAME_BYTES];
+};
+
+/* Words of a kernel launch that may be pointer arguments, 16 a record; a launch with more sends several. */
+enum launch_words { LAUNCH_WORDS = 16, LAUNCH_WORDS_MAX = 64 };
+enum launch_flag { LAUNCH_BUFFER = 1 }; /* from the packed buffer of `extra`, not from kernelParams */
+
+struct launch_record { /* 168 bytes */
+	u64 launch_id;
+	u64 ts_ns;
+	u64 function;
+	u32 pid;
+	u32 layout;          /* id of the launch_layout that said what to read; 0: each slot's first word */
+	u16 first;           /* number of values[0] among the words of the launch */
+	u16 count;
+	u32 flags;
+	u64 values[LAUNCH_WORDS];
+};
+
+/* Where a handle of a kernel, module or library comes from, and the kernel's name. */
+enum kernel_names { KERNEL_NAME_BYTES = 960 };
+
+struct kernel_record { /* 1024 bytes */
+	u64 ts_ns;
+	u64 handle;          /* of the kernel, module or library; cuFuncGetParamInfo: the kernel asked about */
+	u64 container;       /* module or library of a kernel, what an alias stands for, index of a parameter, the wrapper
+	                      * of a registered fat binary */
+	u64 address;         /* of the image; of the name; offset of a parameter */
+	u64 size_bytes;      /* of a parameter */
+	u32 pid;
+	u32 role;
+	s32 result;
+	u32 name_bytes;      /* with the final 0; 0: not read, KERNEL_NAME_BYTES: cut off */
+	u64 pad;
+	char name[KERNEL_NAME_BYTES];
 };
 
 enum call_flag { CALL_NESTED = 1, CALL_PARTIAL = 2, CALL_IN_HEAP = 4 };

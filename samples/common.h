@@ -20,8 +20,8 @@
 
 /* A function that must be a frame of its own in every stack, under its own name. */
 #define SITE __attribute__((noipa))
-/* A helper that must not be a frame: its callers are the sites. */
-#define NO_FRAME static inline __attribute__((always_inline))
+/* A helper that must not be a frame: its callers are the sites. (`artificial`: not an inlined frame either.) */
+#define NO_FRAME static inline __attribute__((always_inline, artificial))
 
 /* Exit code of a sample that lacks a privilege; the same number means the same in leakscope. */
 #define EXIT_NOT_CAPABLE 4
@@ -129,7 +129,7 @@ static inline void start_sample(int argc, char **argv, struct sample *sample,
         ;
 }
 
-static inline void pause_us(long microseconds)
+NO_FRAME void pause_us(long microseconds)
 {
     struct timespec pause = {microseconds / 1000000, microseconds % 1000000 * 1000};
     if (microseconds)
@@ -147,7 +147,7 @@ static inline void raise_descriptor_limit(void)
 }
 
 /* Write to every page so that the memory becomes resident. */
-static inline void touch(char *memory, size_t bytes)
+NO_FRAME void touch(char *memory, size_t bytes)
 {
     for (size_t offset = 0; offset < bytes; offset += 4096)
         ((volatile char *)memory)[offset] = 1;

@@ -1,6 +1,7 @@
 """A Python service that leaks in three layers at once, annotated with NVTX ranges: ``demo_service.c`` retold.
 
-It reaches CUDA through ctypes: the stand-in's ``libcudart.so.12`` unless ``--cudart`` names another.
+It reaches CUDA through ctypes: the stand-in's ``libcudart.so.12`` unless ``--cudart`` names another. Even requests are
+handled by the main thread, odd ones by a worker.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import ctypes
 import mmap
 import os
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nvtx
@@ -42,7 +45,7 @@ class Cuda:
 
 
 def touched_map(size_bytes: int) -> mmap.mmap:
-    memory = mmap.mmap(-1, size_bytes)
+    memory = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for offset in range(0, size_bytes, mmap.PAGESIZE):
         memory[offset] = 1
     return memory
@@ -56,6 +59,7 @@ class Service:
         self.sessions: list[tuple[socket.socket, socket.socket]] = []
         self.responses: list[mmap.mmap] = []
         self.kv_blocks: list[int] = []
+        self.kv_blocks_by_thread: dict[int, int] = {}
         self.prefixes: list[tuple[mmap.mmap, int]] = []
 
     # The leaks.
@@ -73,6 +77,8 @@ class Service:
     @nvtx.annotate("kv_block")
     def kv_block_alloc(self) -> None:
         self.kv_blocks.append(self.cuda.malloc(KV_BLOCK_BYTES))
+        thread = threading.get_native_id()
+        self.kv_blocks_by_thread[thread] = self.kv_blocks_by_thread.get(thread, 0) + 1
 
     # A cache that fills and stops.
 
@@ -122,8 +128,12 @@ def main() -> None:
     raise_descriptor_limit()
     service = Service(Cuda(arguments.cudart))
     warm_up = arguments.count // WARM_UP_SHARE
+    worker = ThreadPoolExecutor(1)
     for i in rounds(arguments):
-        service.request_handle(i)
+        if i % 2:
+            worker.submit(service.request_handle, i).result()
+        else:
+            service.request_handle(i)
         if i < warm_up and i % PREFIX_FILL_EVERY == 0:
             service.prefix_cache_fill()
     sessions, responses = len(service.sessions), len(service.responses)
@@ -140,7 +150,8 @@ def main() -> None:
         {"function": "prefix_cache_fill", "layer": layer, "objects": prefixes, "bytes": prefixes * size}
         for layer, size in (("host", PREFIX_HOST_BYTES), ("gpu", PREFIX_GPU_BYTES))
     ]
-    finish("service.py", sites, arguments.count, arguments.hold, cached=cached)
+    threads = [{"tid": tid, "kv_blocks": count} for tid, count in service.kv_blocks_by_thread.items()]
+    finish("service.py", sites, arguments.count, arguments.hold, cached=cached, threads=threads)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Hand-made Nsight Systems exports: what no public file shows (memory usage, pools, CUDA call chains), and hostile ones.
+"""Hand-made Nsight Systems exports: memory usage, pools, CUDA call chains, which no public file shows; hostile ones.
 
 Tables and columns are those of NVIDIA's exporter schema; contents are made up here.
 """
@@ -108,7 +108,9 @@ class NsysFile:
             "INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (?, '', '', ?)", [UTC_NS, SYSTEM_CLOCK_NS]
         )
         connection.executemany("INSERT INTO META_DATA_CAPTURE VALUES (?, ?)", list(self.settings.items()))
-        connection.execute("INSERT INTO PROCESSES VALUES (?, ?, '/home/somebody/bin/server')", [global_tid(PID, 0), PID])
+        connection.execute(
+            "INSERT INTO PROCESSES VALUES (?, ?, '/home/somebody/bin/server')", [global_tid(PID, 0), PID]
+        )
         for table in {*self.rows, *tables}:
             columns = TABLES[table].split()
             declared = ", ".join(f'"{column}" {"TEXT" if column == "text" else "INTEGER"}' for column in columns)
@@ -124,7 +126,7 @@ class NsysFile:
 
 
 def leaky_export(path: Path, steps: int = 40) -> Path:
-    """A server that keeps 1 MiB a step in 'handle' and frees another 4 MiB of 'scratch'; stacks, NVTX, pools, statics."""
+    """A server that keeps 1 MiB a step in 'handle' and frees another 4 MiB of 'scratch'; stacks, NVTX, a static."""
     export = NsysFile()
     export.chain(1, [("cudaMalloc", "libcudart.so"), ("handle", "server"), ("main", "server")])
     export.chain(2, [("cudaMalloc", "libcudart.so"), ("scratch", "server"), ("main", "server")])

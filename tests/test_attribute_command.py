@@ -112,7 +112,7 @@ def test_other_evidence_and_layers_are_refused_in_one_line(
     text.write_text("ts_ns,pid\n")
     code, out, err = run(capsys, str(text))
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert "attribute reads captures and packed captures" in err
+    assert "not a packed leakscope capture" in err and "nor is it a report that 'leakscope import' knows" in err
     code, out, err = run(capsys, str(leaking), "--layer", "cpu")
     assert (code, out) == (2, "")
     assert err == "leakscope: --layer cpu: no such layer; the layers are kernel, host, gpu\n"

@@ -261,7 +261,7 @@ def test_cuda_of_a_process(tmp_path: Path) -> None:
     library.write_bytes(bytes(4096))
     with library.open("r+b") as file, mmap.mmap(file.fileno(), 0):
         found = check_process(host, pid)
-        assert [capability.state for capability in found] == ["ok", "ok"]
+        assert [capability.state for capability in found[:2]] == ["ok", "ok"]
         assert found[1].detail == f"{library} (no libcudart: linked statically or unused; its driver calls are seen)"
         # when an upgrade replaces the file under the running process
         library.unlink()

@@ -63,7 +63,7 @@ def test_json_on_a_host_that_can_record() -> None:
         "BPF privilege", "BPF ring buffer", "raw tracepoints", "kernel types (BTF)", "tracefs",
         "kernel lockdown", "libbpf", "bcc", "locked memory", "uprobes", "process side-band",
         "other processes", "kernel symbols", "slab statistics", "cgroups", "PID namespace", "NVML",
-        f"process {os.getpid()}", f"CUDA of {os.getpid()}",
+        "NVTX library", f"process {os.getpid()}", f"CUDA of {os.getpid()}", f"NVTX of {os.getpid()}",
     ]  # fmt: skip
     assert [c["name"] for c in report["capabilities"] if c["required"] and c["state"] != "ok"] == []
 

@@ -16,12 +16,25 @@ from nsight_parsers.nsys.chains import read_chains
 from nsight_parsers.nsys.database import Export
 from nsight_parsers.recognise import recognise
 from tests.nsys_files import (
-    ALLOC, DEVICE_STATIC, FREE, MANAGED, OTHER_TID, PID, PINNED, SYSTEM_CLOCK_NS, TID, UTC_NS, NsysFile, global_tid,
+    ALLOC,
+    DEVICE_STATIC,
+    FREE,
+    MANAGED,
+    OTHER_TID,
+    PID,
+    PINNED,
+    SYSTEM_CLOCK_NS,
+    TID,
+    UTC_NS,
+    NsysFile,
+    global_tid,
     leaky_export,
 )  # fmt: skip
 
 DATA = os.environ.get("LEAKSCOPE_TEST_DATA")
-needs_data = pytest.mark.skipif(DATA is None, reason="NOT TESTED: real exports; set LEAKSCOPE_TEST_DATA to their folder")
+needs_data = pytest.mark.skipif(
+    DATA is None, reason="NOT TESTED: real exports; set LEAKSCOPE_TEST_DATA to their folder"
+)
 
 # file → facts of the data set's own README: (version, schema, clock, calls, launches, marks, active pids)
 REAL: dict[str, tuple[str, str, str, int, int, int, list[int]]] = {
@@ -69,7 +82,9 @@ def test_real_exports(name: str) -> None:
 
     assert recognise(real(name)) == "nsys"
     assert (report.version, report.facts["schema"], report.clock) == (version, schema, clock)
-    counts = [report.tables[table].num_rows if table in report.tables else 0 for table in ("calls", "launches", "marks")]
+    counts = [
+        report.tables[table].num_rows if table in report.tables else 0 for table in ("calls", "launches", "marks")
+    ]
     assert counts == [calls, launches, marks]
     assert report.facts["processes"] == pids
     assert "mem_events" not in report.tables
@@ -174,7 +189,15 @@ def test_kinds_pools_and_addresses_that_come_back(tmp_path: Path) -> None:
 
     base = SYSTEM_CLOCK_NS
     got = [
-        (e["ts_ns"] - base, e["op"], e["cause"], e["layer"], e["kind"], e["size_bytes"], max(0, e["alloc_ts_ns"] - base))
+        (
+            e["ts_ns"] - base,
+            e["op"],
+            e["cause"],
+            e["layer"],
+            e["kind"],
+            e["size_bytes"],
+            max(0, e["alloc_ts_ns"] - base),
+        )
         for e in rows(report, "mem_events")
     ]
     assert got == [
@@ -290,7 +313,10 @@ def test_ranges_of_all_kinds(tmp_path: Path) -> None:
     marks = rows(report, "marks")
 
     base = SYSTEM_CLOCK_NS
-    got = [(m["name"], m["domain"], m["parent_id"], m["start_ns"] - base, m["end_ns"] and m["end_ns"] - base) for m in marks]
+    got = [
+        (m["name"], m["domain"], m["parent_id"], m["start_ns"] - base, m["end_ns"] and m["end_ns"] - base)
+        for m in marks
+    ]
     assert got == [
         ("outer", "", 0, -10, 100),
         ("never closed", "", 1, 10, 0),
@@ -353,8 +379,8 @@ def test_hostile_secrets_of_the_target_are_never_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "definition",
     [
-        "CREATE VIEW CUPTI_ACTIVITY_KIND_RUNTIME AS WITH RECURSIVE n(start) AS (SELECT 1 UNION ALL SELECT start + 1 FROM n) "
-        "SELECT start, 0 AS end, 0 AS globalTid, 0 AS correlationId, 0 AS nameId, 0 AS returnValue FROM n",
+        "CREATE VIEW CUPTI_ACTIVITY_KIND_RUNTIME AS WITH RECURSIVE n(start) AS (SELECT 1 UNION ALL "
+        "SELECT start + 1 FROM n) SELECT start, 0 AS end, 0 AS globalTid, 0 AS correlationId, 0 AS nameId FROM n",
         "CREATE VIEW CUPTI_ACTIVITY_KIND_RUNTIME AS SELECT length(value) AS start FROM TARGET_INFO_SYSTEM_ENV",
         "CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (globalTid INTEGER, start AS (length(hex(zeroblob(99999999)))))",
         "CREATE VIRTUAL TABLE CUPTI_ACTIVITY_KIND_RUNTIME USING fts5(start, end)",

@@ -20,9 +20,9 @@ from leakscope.record.probes.libraries import libraries_before_start, library_of
 from leakscope.record.processes import Processes, process_exists
 from leakscope.record.sink import Batch, Sink
 from leakscope.record.symbols.address_space import AddressSpace, AddressSpaces, Mapping, Module
-from leakscope.record.symbols.elf import ElfFile
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.symbols.kernel import KernelSymbols
+from leakscope.symbols.elf import ElfFile
 
 LIBRARY = """
 int shared_value = 7;
@@ -334,7 +334,7 @@ def test_whatever_goes_wrong_in_the_sink_ends_the_recording() -> None:
         raise TypeError("unforeseen")
 
     nothing: Any = SimpleNamespace(decode=broken, table=broken)
-    parts: Any = dict.fromkeys(("spaces", "processes", "interner", "calls", "objects"), nothing)
+    parts: Any = dict.fromkeys(("spaces", "processes", "interner", "calls", "objects", "marks"), nothing)
     sink = Sink(nothing, **parts)
     sink.put(Batch(1, calls=[np.zeros(1, np.uint8)]))
     sink.close()

@@ -32,7 +32,10 @@ cuMemCreate cuMemRelease cuMemAddressReserve cuMemAddressFree cuMemMap cuMemUnma
 cuMemRetainAllocationHandle
 cuArrayCreate_v2 cuArray3DCreate_v2 cuArrayDestroy cuMipmappedArrayCreate cuMipmappedArrayDestroy
 cuIpcGetMemHandle cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle
+cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary cuModuleUnload cuModuleGetFunction
+cuLibraryLoadData cuLibraryUnload cuLibraryGetKernel cuKernelGetFunction cuFuncGetParamInfo cuKernelGetParamInfo
 cuLaunchKernel cuLaunchKernel_ptsz cuLaunchKernelEx cuLaunchKernelEx_ptsz
+cuLaunchCooperativeKernel cuLaunchCooperativeKernel_ptsz
 cuGraphCreate cuGraphDestroy cuGraphInstantiateWithFlags cuGraphLaunch cuGraphLaunch_ptsz cuGraphExecDestroy
 cuGetProcAddress_v2 standin_read_usage
 """
@@ -45,7 +48,8 @@ cudaFreeAsync cudaFreeAsync_ptsz cudaDeviceGetDefaultMemPool
 cudaMallocHost cudaHostAlloc cudaFreeHost cudaHostRegister cudaHostUnregister
 cudaMallocArray cudaMalloc3DArray cudaFreeArray
 cudaIpcGetMemHandle cudaIpcOpenMemHandle cudaIpcCloseMemHandle
-cudaLaunchKernel cudaLaunchKernel_ptsz
+cudaLaunchKernel cudaLaunchKernel_ptsz cudaLaunchKernelExC cudaLaunchCooperativeKernel cudaGetFuncBySymbol
+__cudaRegisterFatBinary __cudaRegisterFatBinaryEnd __cudaUnregisterFatBinary __cudaRegisterFunction
 """
 FAMILIES = {  # name: (layer, bytes of one object)
     "device": ("gpu", 250_000),
@@ -369,7 +373,9 @@ def test_standin_exports_the_abi(library: str, exports: str) -> None:
     assert set(entries) == set(exports.split())
     # A uprobe on `push %rbp` (after endbr64, where gcc adds that) is cheap; trivial getters may lack it.
     if elf.get_machine_arch() == "x64":
-        allocating = re.compile("Alloc|Malloc|Free|Create|Destroy|Register|Map|Release|OpenMem|CloseMem|Launch")
+        allocating = re.compile(
+            "Alloc|Malloc|Free|Create|Destroy|Register(?!FatBinaryEnd)|Map|Release|OpenMem|CloseMem|Launch"
+        )
         firsts = {
             name: code.removeprefix(b"\xf3\x0f\x1e\xfa")[0] for name, code in entries.items() if allocating.search(name)
         }

@@ -14,7 +14,9 @@ from nsight_parsers.recognise import recognise
 from nsight_parsers.slabinfo import parse_slabinfo
 
 DATA = os.environ.get("LEAKSCOPE_TEST_DATA")
-needs_data = pytest.mark.skipif(DATA is None, reason="NOT TESTED: real outputs; set LEAKSCOPE_TEST_DATA to their folder")
+needs_data = pytest.mark.skipif(
+    DATA is None, reason="NOT TESTED: real outputs; set LEAKSCOPE_TEST_DATA to their folder"
+)
 SECOND = 1_000_000_000
 NOON = 12 * 3600 * SECOND
 
@@ -56,8 +58,8 @@ def test_real_memleak_page() -> None:
     }  # fmt: skip
     totals = [(s["scope_id"], s["value"]) for s in rows(report, "samples")]
     assert totals == [
-        ("5193", 80.0), ("5193", 160.0), ("5193", 64.0), ("5193", 160.0), ("2614", 16.0), ("2614", 16.0), ("2614", 32.0),
-        ("2623", 45.0),
+        ("5193", 80.0), ("5193", 160.0), ("5193", 64.0), ("5193", 160.0), ("2614", 16.0), ("2614", 16.0),
+        ("2614", 32.0), ("2623", 45.0),
     ]  # fmt: skip
     assert "6 stacks stand under no report line and are left out" in report.findings
     frames = {row["id"]: (row["function"], row["module"]) for row in rows(report, "frames")}
@@ -111,7 +113,9 @@ def test_what_is_live_is_always_what_the_report_lists(tmp_path: Path) -> None:
     path = tmp_path / "memleak.txt"
     figures = [(7, 2), (1000, 3), (1000, 5), (400, 5), (999, 1), (50_000, 5000), (60_001, 5001), (60_001, 4000), (1, 1)]
     path.write_text(
-        "".join(report_at(f"12:00:{i:02}", stack(size, count, "f+0x1 [app]")) for i, (size, count) in enumerate(figures))
+        "".join(
+            report_at(f"12:00:{i:02}", stack(size, count, "f+0x1 [app]")) for i, (size, count) in enumerate(figures)
+        )
     )
     report = parse_memleak(path)
 

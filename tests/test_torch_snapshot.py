@@ -19,7 +19,9 @@ from nsight_parsers.recognise import recognise
 from nsight_parsers.torch_snapshot import parse_torch_snapshot
 
 DATA = os.environ.get("LEAKSCOPE_TEST_DATA")
-needs_data = pytest.mark.skipif(DATA is None, reason="NOT TESTED: real snapshots; set LEAKSCOPE_TEST_DATA to their folder")
+needs_data = pytest.mark.skipif(
+    DATA is None, reason="NOT TESTED: real snapshots; set LEAKSCOPE_TEST_DATA to their folder"
+)
 
 # name → (segments, blocks, active blocks, allocs, completed frees, first µs, last µs, annotations)
 REAL = {
@@ -91,7 +93,12 @@ def snapshot() -> dict[str, Any]:
     ]
     settings = {"PYTORCH_CUDA_ALLOC_CONF": "secret:1", "max_split_size": -1}
     traces = [trace, []]
-    return {"segments": segments, "device_traces": traces, "external_annotations": notes, "allocator_settings": settings}
+    return {
+        "segments": segments,
+        "device_traces": traces,
+        "external_annotations": notes,
+        "allocator_settings": settings,
+    }
 
 
 @needs_data
@@ -133,7 +140,11 @@ def test_real_snapshots_agree_with_a_plain_unpickler(name: str) -> None:
     assert kept == sum(live.values())
     assert {e["kind"] for e in events} == {"pool_block"}
     figures = report.facts["fragmentation"]["0"]
-    for key, ours in (("total_size", "reserved_bytes"), ("allocated_size", "allocated_bytes"), ("active_size", "active_bytes")):
+    for key, ours in (
+        ("total_size", "reserved_bytes"),
+        ("allocated_size", "allocated_bytes"),
+        ("active_size", "active_bytes"),
+    ):
         assert figures[ours] == sum(s[key] for s in whole["segments"])
 
 
@@ -150,7 +161,9 @@ def test_real_frames_python_and_native() -> None:
     assert {row["kind"] for row in rows(windows, "frames")} == {"python"}
     assert any(row["file"].endswith("model.py") and row["line"] == 54 for row in rows(windows, "frames"))
     assert {row["kind"] for row in rows(linux, "frames")} == {"python", "native"}
-    assert all(not row["file"] for row in rows(linux, "frames") if row["kind"] == "native")
+    native = [row for row in rows(linux, "frames") if row["kind"] == "native"]
+    assert any("torch::unwind" in row["function"] for row in native)
+    assert not any(row["file"] == "??" or row["file"].endswith(".py") for row in native)
     (mark,) = rows(linux, "marks")
     assert (mark["name"], mark["start_ns"], mark["end_ns"]) == (
         "Optimizer.step#AdamW.step", 1773270053883781000, 1773270053896695000,
@@ -172,15 +185,18 @@ def test_a_made_snapshot_in_every_form(tmp_path: Path, form: str) -> None:
     report = parse_torch_snapshot(path, pid=9)
 
     assert recognise(path) == "torch_snapshot"
-    got = [(e["op"], e["kind"], e["addr"], e["size_bytes"], e["ts_ns"], e["alloc_ts_ns"]) for e in rows(report, "mem_events")]
+    got = [
+        (e["op"], e["kind"], e["addr"], e["size_bytes"], e["ts_ns"], e["alloc_ts_ns"])
+        for e in rows(report, "mem_events")
+    ]
     assert got == [
         ("free", "pool_block", 0x9000, 10, 1_000_000, 0),
-        ("alloc", "device", 0x1000, 4096, 1_001_000, 0),
+        ("alloc", "pool_segment", 0x1000, 4096, 1_001_000, 0),
         ("alloc", "pool_block", 0x1000, 100, 1_002_000, 0),
         ("alloc", "pool_block", 0x1200, 200, 1_003_000, 0),
         ("free", "pool_block", 0x1000, 100, 1_005_000, 1_002_000),
         ("alloc", "pool_block", 0x1000, 50, 1_006_000, 0),
-        ("free", "device", 0x8000, 8192, 1_007_000, 0),
+        ("free", "pool_segment", 0x8000, 8192, 1_007_000, 0),
     ]
     allocated, freed = rows(report, "mem_events")[2], rows(report, "mem_events")[4]
     assert [freed[c] for c in ("api", "python_stack", "user_stack")] == [
@@ -352,7 +368,8 @@ def test_hostile_cut_anywhere(tmp_path: Path) -> None:
 def test_the_reader_agrees_with_pickle_on_plain_data() -> None:
     value = {
         "none": None, "yes": True, "no": False, "ints": [0, 255, 256, 65535, 65536, -1, 1 << 31, -(1 << 62), 1 << 63],
-        "floats": [0.5, -1e300], "texts": ["", "ä", "x" * 300, "y" * 70_000], "tuples": [(), (1,), (1, 2), (1, 2, 3), (1,) * 9],
+        "floats": [0.5, -1e300], "texts": ["", "ä", "x" * 300, "y" * 70_000],
+        "tuples": [(), (1,), (1, 2), (1, 2, 3), (1,) * 9],
         "nested": {"a": {"b": [{"c": []}]}}, "shared": [[1]] * 3,
     }  # fmt: skip
     for protocol in (2, 3, 4, 5):

@@ -4,7 +4,7 @@
 set -eu
 
 case "$1" in
-base) packages="python3-bpfcc libbpf1 libbpf-dev clang llvm gcc libc6-dev make python3-venv" ;;
+base) packages="python3-bpfcc libbpf1 libbpf-dev libdw1 clang llvm gcc g++ libc6-dev make python3-venv" ;;
 bench) packages="bpfcc-tools bpftrace gcc libc6-dev" ;;
 *) echo "usage: $0 base|bench" >&2; exit 2 ;;
 esac

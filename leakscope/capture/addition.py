@@ -43,6 +43,10 @@ def adding_to(path: Path) -> Iterator[tuple[CaptureWriter, Capture | None]]:
         yield writer, existing
         writer.finish(complete, reason)
         put_in_place(aside, path, force=existing is not None)
+    except OutputIncompleteError:
+        raise OutputIncompleteError(
+            f"{path}: could not be written, the disk is full or failing; nothing was added"
+        ) from None
     except OSError as error:
         if error.errno in DISK_ERRORS:
             raise OutputIncompleteError(f"{path}: could not be written: {error.strerror}; nothing was added") from None

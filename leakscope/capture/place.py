@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import shutil
@@ -44,6 +45,9 @@ def put_in_place(aside: Path, path: Path, force: bool) -> None:
     Raises BadInputError when ``path`` must not be replaced (:func:`refuse_existing`), OSError when it cannot.
     """
     refuse_existing(path, force)
+    if path.exists() and _exchange(aside, path):
+        shutil.rmtree(aside, ignore_errors=True)
+        return
     replaced = aside_of(path) if path.exists() else None
     if replaced is not None:
         path.rename(replaced)
@@ -55,6 +59,20 @@ def put_in_place(aside: Path, path: Path, force: bool) -> None:
         raise
     if replaced is not None:
         shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two names change places at once, so that neither is missing at any time; False where that cannot be.
+
+    renameat2(2) with RENAME_EXCHANGE: glibc 2.28, and not on every file system.
+    """
+    at_cwd, rename_exchange = -100, 2
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except AttributeError:
+        return False
+    rename.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+    return rename(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), rename_exchange) == 0
 
 
 def _contents(path: Path) -> list[str]:

@@ -34,7 +34,7 @@ def import_(
     number_format: Annotated[
         str | None,
         typer.Option(
-            metavar="FORMAT", help="How ncu --csv writes numbers where that is ambiguous: 1,234.5 or 1.234,5."
+            metavar="FORMAT", help="Numbers of ncu --csv, where they are ambiguous: point (1,234.5) or comma."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object instead of text.")] = False,

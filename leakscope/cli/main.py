@@ -26,9 +26,10 @@ class Verb(NamedTuple):
 
 VERBS = {
     "record": Verb("leakscope.cli.record", "Record processes, a cgroup, a command or the whole host."),
-    "import": Verb("leakscope.cli.import_", "Import reports of Nsight, PyTorch, memleak and others into a capture."),
+    "import": Verb("leakscope.cli.import_", "Import reports of Nsight, PyTorch and memleak into a capture."),
     "attribute": Verb("leakscope.cli.attribute", "Say what leaks, who caused it, and how sure that is."),
     "query": Verb("leakscope.cli.query", "Run SQL on the tables of a capture."),
+    "symbolize": Verb("leakscope.cli.symbolize", "Find names and lines of native frames after the fact."),
     "pack": Verb("leakscope.cli.pack", "Make one file of a capture."),
     "unpack": Verb("leakscope.cli.pack", "Make a capture of a packed file."),
     "doctor": Verb("leakscope.cli.doctor", "Check what this host can record, and how to mend what it cannot."),

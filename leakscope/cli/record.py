@@ -21,6 +21,15 @@ def record(
         str, typer.Option(help="Stacks of kernel allocations: none, sampled, or all (about three times the price).")
     ] = "sampled",
     launches: Annotated[bool, typer.Option("--launches", help="Record GPU kernel launches too.")] = False,
+    launch_args: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=64,
+            help="With --launches: words of a launch's parameters to read for pointers, 0 none.",
+        ),
+    ] = 16,
     malloc: Annotated[
         bool, typer.Option("--malloc", help="Record libc's malloc family too: 2-20 µs a call, see docs.")
     ] = False,
@@ -41,6 +50,14 @@ def record(
         str,
         typer.Option(help="Loader of the probes: bcc (compiles), core (built beforehand), auto (bcc if installed)."),
     ] = "auto",
+    nvtx: Annotated[
+        bool,
+        typer.Option(
+            "--nvtx/--no-nvtx",
+            help="Record NVTX ranges of a command, for which this sets NVTX_INJECTION64_PATH, and of processes that "
+            "were started with it. Costs about 3 µs a range.",
+        ),
+    ] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace the capture that is there.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
 ) -> None:
@@ -68,6 +85,7 @@ def record(
         force=force,
         stacks=stacks,
         launches=launches,
+        launch_args=launch_args if launches else 0,
         malloc=malloc,
         libraries=library or [],
         interval_s=interval,
@@ -75,6 +93,7 @@ def record(
         ring_bytes=_ring_bytes(ring),
         live_entries=live_entries,
         loader=loader,
+        nvtx=nvtx,
     )
     require_capable()
     with StatusLine(sys.stderr) as status:

@@ -45,7 +45,7 @@ def aggregate(
 ) -> pd.DataFrame:
     """Sum mem_events by series, a series being one (life, site identity): the first pass.
 
-    Leaves the temporary tables ``events`` (a view: life, bin, event, identity and sizes of each event
+    Leaves the temporary tables ``events`` (a view: life, bin, event, identity, sizes, source and range of each event
     looked at), ``summed`` and ``series`` behind, and returns ``series``: id, life, the columns of
     :data:`IDENTITY`, alloc/call/reuse/context/exit ``_objects`` and ``_bytes`` (int64), first_ns and
     last_ns of its allocations, smallest_bytes and largest_bytes of one of them. Rows are ordered by
@@ -64,7 +64,7 @@ def aggregate(
         f"""
         CREATE OR REPLACE TEMP VIEW events AS
         SELECT l.life, least({BINS - 1}, greatest(0, (ts_ns - l.from_ns) // l.bin_ns))::SMALLINT AS bin,
-               {EVENT_CODE} AS event, {", ".join(IDENTITY)}, ts_ns, size_bytes,
+               {EVENT_CODE} AS event, {", ".join(IDENTITY)}, ts_ns, size_bytes, source_id, mark_id,
                (result = 0)::INTEGER AS whole
         FROM mem_events e JOIN lives l USING (source_id, pid)
         WHERE {" AND ".join(conditions)}

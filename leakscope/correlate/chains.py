@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from leakscope.correlate.nesting import Nesting
@@ -14,10 +16,13 @@ MIN_NESTED_SHARE = 0.5
 """A kernel site gets a CUDA call as link when at least this share of its allocations lies inside such
 calls."""
 MAX_DETAIL = 8
+RANGE_WRAPPERS = ("/nvtx/nvtx.py",)
+"""Files whose frames only open a range around the caller's code."""
 
 
-def build_chain(site: Site, row: pd.Series, stacks: Stacks, nested: Nesting) -> Chain:
-    """The chain of ``site``; ``row`` is its row of :func:`leakscope.correlate.sites.merge_sites`.
+def build_chain(site: Site, row: pd.Series, stacks: Stacks, nested: Nesting, ranges: Sequence[ChainLink] = ()) -> Chain:
+    """The chain of ``site``; ``row`` is its row of :func:`leakscope.correlate.sites.merge_sites`, ``ranges`` are
+    the links of the NVTX ranges around it (:func:`leakscope.correlate.marks.range_links`).
 
     Counts and bytes of a link are those of the site's kept objects, and for calls the number of calls.
     """
@@ -32,6 +37,8 @@ def build_chain(site: Site, row: pd.Series, stacks: Stacks, nested: Nesting) -> 
     entry = entry_of(kernel)
     inner = [] if site.layer == "kernel" else [site.api, *(call.name for call in calls)]
     frames = _without_calls([*python, *user], {entry, *inner})
+    if ranges:  # they say it already
+        frames = [frame for frame in frames if not frame.file.endswith(RANGE_WRAPPERS)]
     links = [link("frame", frame.text) for frame in frames]
     if site.layer == "kernel" and calls:  # the call is one of the frames: it takes that frame's place
         at = next((i for i, frame in enumerate(frames) if frame.function == calls[0].name), len(frames))
@@ -46,7 +53,26 @@ def build_chain(site: Site, row: pd.Series, stacks: Stacks, nested: Nesting) -> 
         links.append(link("frame", caller.text))
     end = {"kernel": "slab_cache" if site.slab_cache else "kind", "host": "map", "gpu": "device"}[site.layer]
     links.append(link(end, site.slab_cache or site.kind, "event", 1.0))
-    return Chain(site.id, tuple(links), _detail(row, stacks, nested))
+    return Chain(site.id, (*ranges, *links, *_launches(site)), _detail(row, stacks, nested))
+
+
+APPROXIMATE_TOUCH = 0.5
+"""Confidence of a touch by a word that may be no argument."""
+
+
+def _launches(site: Site) -> list[ChainLink]:
+    """The kernels that got pointers into what the site keeps: launches, and bytes of what they touched."""
+    return [
+        ChainLink(
+            "launches",
+            kernel.kernel or "unknown kernel",
+            "argument",
+            1.0 if kernel.exact else APPROXIMATE_TOUCH,
+            kernel.launches,
+            kernel.bytes,
+        )
+        for kernel in (site.touches.kernels if site.touches else ())
+    ]
 
 
 def _own_share(row: pd.Series) -> float:
@@ -56,8 +82,13 @@ def _own_share(row: pd.Series) -> float:
 
 def _without_calls(frames: list[Frame], apis: set[str]) -> list[Frame]:
     """The frames without an innermost tail that only repeats the calls and the syscall named after it."""
-    while frames and frames[-1].function in apis:
-        frames = frames[:-1]
+    while frames:
+        own = len(frames) - 1  # the innermost frame with code of its own
+        while own > 0 and frames[own].inlined:
+            own -= 1
+        if frames[own].function not in apis:
+            break
+        frames = frames[:own]
     return frames
 
 

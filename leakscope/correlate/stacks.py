@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 class Frame(NamedTuple):
-    """One frame; texts are '' and numbers 0 where unknown. ``kind`` is python, native or kernel."""
+    """One frame; texts are '' and numbers 0 where unknown. ``kind`` is python, native, inlined or
+    kernel."""
 
     function: str
     file: str = ""
@@ -20,6 +21,11 @@ class Frame(NamedTuple):
     module: str = ""
     offset: int = 0
     kind: str = "native"
+
+    @property
+    def inlined(self) -> bool:
+        """Whether this function has no code of its own here: the compiler put it into the frame before."""
+        return self.kind == "inlined"
 
     @property
     def text(self) -> str:

@@ -25,7 +25,10 @@ FUNCTIONS = re.compile(
         (
             # C and C++ allocation, also where linked statically
             r"(__libc_)?(malloc|calloc|realloc|free|memalign|valloc|posix_memalign|aligned_alloc|reallocarray)",
-            r"operator new.*|_Zn[wa].*|str(n)?dup|(__)?v?asprintf",
+            r"operator (new|delete).*|_Zn[wa].*|str(n)?dup|(__)?v?asprintf",
+            # the standard libraries of C++ and Rust, which are templates and so part of the application's own file
+            r"(<|<\*|<&(mut )?|impl )*(std|__gnu_cxx|__cxxabiv1|alloc|core|hashbrown|__rustc)::.*",
+            r"_*(rust_alloc|rustc|rdl_alloc|rg_alloc|rust_realloc|rdl_realloc|rust_begin_short_backtrace)\w*",
             r"__?mmap(64)?|mmap64|mmap|mremap|(__)?s?brk",
             # CUDA API entry points and the inside of a statically linked runtime
             r"cuda[A-Z]\w*|cu[A-Z]\w*|__cuda\w*|libcudart_static_\w*",
@@ -47,6 +50,7 @@ SLAB_ENTRY = re.compile(
 """Functions through which the kernel enters its slab allocator (``_noprof`` since Linux 6.10)."""
 ALLOCATOR = re.compile(
     r"(__libc_)?(malloc|calloc|realloc|memalign|posix_memalign|aligned_alloc)|operator new.*|_Zn[wa].*"
+    r"|(__rustc::)?__rust_alloc\w*"
 )
 THREAD_START = re.compile(r"(__)?pthread_create.*|allocate_stack")
 
@@ -81,7 +85,7 @@ def culprit(user: Sequence[Frame], python: Sequence[Frame], kernel: Sequence[Fra
             return frames[-1 - shared] if shared < len(frames) else frames[-1]
     for stack in (python, user):
         for frame in reversed(stack):
-            if frame.function:
+            if frame.function and not frame.inlined:
                 return frame
     for frame in kernel:
         if syscall_name(frame):

@@ -18,9 +18,11 @@ from leakscope.correlate.divergence import freeing_sites, shared_with_freeing
 from leakscope.correlate.joins.driver import JoinOptions
 from leakscope.correlate.joins.links import SiteLinks, identity_of, with_kernels, with_links
 from leakscope.correlate.lives import process_lives, source_bounds
+from leakscope.correlate.marks import range_links, site_ranges
 from leakscope.correlate.nesting import nesting
 from leakscope.correlate.sites import Holdings, folded_cache, holdings, merge_sites
 from leakscope.correlate.stacks import Stacks
+from leakscope.correlate.touches import graph_launches, touches_by_site
 from leakscope.correlate.visibility import frees_visible
 from leakscope.correlate.wrappers import (
     ALLOCATOR,
@@ -115,15 +117,21 @@ def attribute(
     ids = _site_ids(listed, names)
     findings = [_with_ids(f, ids) for f in find(judged, held.table, names, lives)]
     rates = _site_rates(judged)
+    row_of = {int(row["site"]): row for _, row in listed.iterrows()}
     reported = {
         int(row["site"]): _site(row, ids[int(row["site"])], names[int(row["site"])], rates)
         for _, row in listed.iterrows()
     }
+    paths = site_ranges(con, listed, lives)
+    ranges = {s: range_links(reported[s], int(row_of[s]["own_objects"]), paths[s]) for s in paths}
+    for number, links in ranges.items():
+        reported[number].ranges = tuple(link.name for link in links)
+    for number, touches in touches_by_site(con, _pointed_at(listed), _evidence_ends(lives, bounds)).items():
+        reported[number].touches = touches
     numbers = {site_id: number for number, site_id in ids.items()}
     wanted = [numbers[site] for f in findings for site in f.sites]
     wanted += [int(s) for s in listed[listed["visible"]]["site"].head(options.chains)]
-    row_of = {int(row["site"]): row for _, row in listed.iterrows()}
-    chains = [build_chain(reported[s], row_of[s], stacks, nested) for s in dict.fromkeys(wanted)]
+    chains = [build_chain(reported[s], row_of[s], stacks, nested, ranges.get(s, ())) for s in dict.fromkeys(wanted)]
     if joined is not None:
         chains = _joined(chains, {ids[s]: row for s, row in row_of.items()}, joined)
     rows = _reconciliation(con, sites, slabs, lives, ends)
@@ -143,12 +151,27 @@ def attribute(
         chains=chains,
         sites=list(reported.values()),
         sites_total=len(sites),
-        losses=_loss_rows(losses, con),
+        losses=[*_loss_rows(losses, con), *_graph_rows(con)],
         reconciliation=rows,
     )
 
 
 _CALLER_IDENTITY = ["layer", "kind", "api", "kernel_stack", "user_stack", "python_stack"]
+
+
+def _pointed_at(listed: pd.DataFrame) -> pd.DataFrame:
+    """Sites of memory whose address kernels get."""
+    kept = listed[(listed["layer"] != "kernel") & (listed["live_bytes"] > 0)]
+    return kept[["site", *_CALLER_IDENTITY]]
+
+
+def _evidence_ends(lives: pd.DataFrame, bounds: pd.DataFrame) -> pd.DataFrame:
+    """source_id, pid, end_ns of the processes that are judged."""
+    end_of = dict(zip(bounds["source_id"], bounds["end_ns"], strict=True))
+    judged = lives[lives["judged"] & (lives["pid"] >= 0)]
+    ends = judged["source_id"].map(end_of).to_numpy(np.int64)
+    exits = judged["exit_ns"].to_numpy(np.int64)
+    return judged[["source_id", "pid"]].assign(end_ns=np.where(exits > 0, exits, ends))
 
 
 def _slab_check(
@@ -205,6 +228,11 @@ def _loss_rows(losses: Sequence[Loss], con: duckdb.DuckDBPyConnection) -> list[R
     ]
 
 
+def _graph_rows(con: duckdb.DuckDBPyConnection) -> list[Row]:
+    launched = graph_launches(con)
+    return [Row("gpu", "graph launches, whose kernels and buffers are not seen", launched, "count")] if launched else []
+
+
 def _repaired(sites: pd.DataFrame) -> dict[str, int]:
     """Implicit frees by layer at sites that otherwise free visibly: each mended a free that was missed."""
     mended = sites[sites["visible"] & (sites["free_seen_share"] >= 0.5)]
@@ -219,6 +247,7 @@ def _names(row: pd.Series, stacks: Stacks, in_call: set[tuple[int, int, int]], s
     identity = (row["kernel_stack"], row["user_stack"], row["python_stack"])
     return Names(
         culprit=frame.text if frame else "",
+        function=f"{frame.function} ({frame.file})" if frame and frame.kind != "python" and frame.file else "",
         stack=texts,
         application=frame is not None and frame.kind != "kernel" and not is_plumbing(frame),
         entry=entry_of(kernel),

@@ -33,6 +33,12 @@ class Names(NamedTuple):
     of_slabs: bool = False  # the slab allocator allocated it for itself
     allocator: bool = False  # malloc or operator new is on the stack
     thread_stack: bool = False
+    function: str = ""  # the culprit without its line, where functions rather than lines are told apart
+
+    @property
+    def cause(self) -> str:
+        """What sites of one cause have in common."""
+        return self.function or self.culprit
 
 
 def find(judged: pd.DataFrame, rows: pd.DataFrame, names: dict[int, Names], lives: pd.DataFrame) -> list[Verdict]:
@@ -47,7 +53,7 @@ def find(judged: pd.DataFrame, rows: pd.DataFrame, names: dict[int, Names], live
     for column in ("layer", "kind", "slab_cache", "live_bytes", "live_objects", "alloc_bytes", "alloc_objects",
                    "smallest_bytes", "largest_bytes", "sampled", "first_ns", "outlives_bytes"):  # fmt: skip
         grown[column] = detail[column].to_numpy()
-    grown["culprit"] = [names[site].culprit for site in grown["site"]]
+    grown["culprit"] = [names[site].cause for site in grown["site"]]
     leaks = grown[grown["state"] == State.LEAK]
     owner, consequence = _consequences(leaks, names)
     findings = [
@@ -55,7 +61,7 @@ def find(judged: pd.DataFrame, rows: pd.DataFrame, names: dict[int, Names], live
         for (layer, frame), group in leaks[~owner].groupby(["layer", "culprit"], sort=True)
     ]
     findings.sort(key=lambda f: (f.verdict != "leak", -(f.growth.bytes_per_s if f.growth else 0.0), f.layer))
-    found = {(f.layer, f.culprit.frame if f.culprit else "") for f in findings}
+    found = set(zip(leaks.loc[~owner, "layer"], leaks.loc[~owner, "culprit"], strict=True))
     unclear = grown[grown["state"] == State.UNCLEAR]
     return findings + [
         _unclear(group, names, lives)

@@ -20,9 +20,10 @@ from leakscope.model.words import KINDS_NOT_ADDED
 
 FloatArray = npt.NDArray[np.float64]
 
-NOT_JUDGED = (KINDS_NOT_ADDED - {"heap"}) | {"heap_backing"}
+NOT_JUDGED = (KINDS_NOT_ADDED - {"heap"}) | {"heap_backing", "pool_segment"}
 """Kinds that never lead to a finding of their own. Where malloc is recorded, its blocks are judged in place of the maps
-that back them: those grow with whoever happens to need more."""
+that back them: those grow with whoever happens to need more. So do segments of a caching allocator; its blocks are
+live tensors, which only the comparison of equal iterations makes a leak."""
 
 MIN_KEPT_OBJECTS = 10
 MIN_KEPT_SHARE = 0.0005

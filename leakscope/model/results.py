@@ -13,10 +13,11 @@ from leakscope.model.words import KINDS_NOT_ADDED
 
 SCHEMA = "leakscope-report/1"
 VERDICTS = ("leak", "inconclusive", "not_leak")
-RULES = ("stack", "nesting", "event", "apportioned")
+RULES = ("stack", "nesting", "event", "apportioned", "recorded on the thread", "argument")
 """How a link of a chain is known. ``stack``: a frame of the allocation's own stack; ``nesting``: same
 thread, inside the call's enter and exit; ``event``: a column of the allocation itself; ``apportioned``: the
-stack of a sampled sibling of the same call site."""
+stack of a sampled sibling of the same call site; ``recorded on the thread``: the NVTX range that was open;
+``argument``: a launch got a pointer into the allocation while it was alive."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,46 @@ class Verdict:
         }
 
 
+@dataclass(frozen=True)
+class TouchingKernel:
+    """Launches of one kernel that got a pointer into what a site keeps."""
+
+    kernel: str  # '' where its name is unknown
+    launches: int
+    last_ns: int
+    bytes: int  # of the allocations that they touched
+    exact: bool  # some of these pointers are known to be arguments
+
+
+@dataclass(frozen=True)
+class Touches:
+    """When kernels were last given what a site keeps at the end of the evidence.
+
+    ``approximate``: some of these times rest on words that may be no arguments, or a later launch hides its
+    arguments (a graph's, a kernel of unknown parameters). ``idle``: (seconds, bytes not touched for as long).
+    """
+
+    launches: int
+    last_touch_ns: int  # 0 = never
+    last_kernel: str
+    touched_bytes: int
+    live_bytes: int
+    approximate: bool
+    idle: tuple[tuple[int, int], ...] = ()
+    kernels: tuple[TouchingKernel, ...] = ()  # at most 3, last touch first
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "last_touch_ns": self.last_touch_ns or None,
+            "last_kernel": self.last_kernel or None,
+            "touching_launches": self.launches,
+            "touched_share": round(self.touched_bytes / max(1, self.live_bytes), 6),
+            "touches_approximate": self.approximate,
+            "idle": [{"seconds": seconds, "bytes": size} for seconds, size in self.idle],
+        }
+
+
 @dataclass
 class Site:
     """Who allocates: (layer, kind, api, slab cache, stacks). The unit of attribution.
@@ -129,6 +170,8 @@ class Site:
     standard_error_bytes: float
     growth: Growth | None = None
     source: int = 0
+    ranges: tuple[str, ...] = ()  # NVTX ranges around what is kept, outermost first
+    touches: Touches | None = None  # None: launch arguments were not recorded, or it is no such memory
 
     @property
     def added(self) -> bool:
@@ -146,6 +189,7 @@ class Site:
             "api": self.api,
             "slab_cache": self.slab_cache or None,
             "culprit_frame": self.culprit_frame or None,
+            "ranges": list(self.ranges),
             "stack": self.stack,
             "stack_sampled": self.stack_sampled,
             "standard_error_bytes": round(self.standard_error_bytes, 1),
@@ -166,12 +210,12 @@ class Site:
             "ended_with_process_bytes": self.ended_with_process_bytes,
             "processes": self.processes,
             "added_to_layer": self.added,
-        }
+        } | (self.touches.to_json() if self.touches else {})
 
 
 @dataclass(frozen=True)
 class ChainLink:
-    """One link of a chain. ``what``: frame, call, syscall, slab_cache, kind, map or device."""
+    """One link of a chain. ``what``: range, frame, call, syscall, slab_cache, kind, map, device or launches."""
 
     what: str
     name: str

@@ -59,6 +59,17 @@ CALLS = pa.schema(
     ]
 )
 
+DEVICE_MAPS = pa.schema(
+    [
+        ("source_id", pa.int16()),
+        ("ts_ns", pa.int64()),
+        ("pid", pa.int32()),
+        ("op", TEXT),  # map: cuMemMap; unmap: cuMemUnmap, of all mappings that begin in the range
+        ("addr", pa.uint64()),
+        ("size_bytes", pa.int64()),
+        ("handle", pa.uint64()),  # of cuMemCreate: the `addr` of a mem_event of kind vmm; 0 in an unmap
+    ]
+)
 STACKS = pa.schema([("id", pa.int32()), ("frames", pa.list_(pa.int32()))])  # outermost first
 FRAMES = pa.schema(
     [
@@ -68,8 +79,8 @@ FRAMES = pa.schema(
         ("line", pa.int32()),
         ("module", pa.string()),
         ("build_id", pa.string()),
-        ("offset", pa.uint64()),  # file offset in the module; kernel address for kernel frames
-        ("kind", TEXT),  # python, native, kernel
+        ("offset", pa.uint64()),  # file offset in the module; address of kernel and JIT frames; 0 where inlined
+        ("kind", TEXT),  # python, native, kernel; inlined into the native frame outside of it
     ]
 )
 SAMPLES = pa.schema(
@@ -118,7 +129,7 @@ LAUNCH_ARGUMENTS = pa.schema(
         ("launch_id", pa.int64()),
         ("ts_ns", pa.int64()),  # of the launch
         ("pid", pa.int32()),
-        ("position", pa.int16()),  # of the parameter, from 0
+        ("position", pa.int16()),  # of the parameter, from 0; -1: what of the launch's parameters was not read
         ("value", pa.uint64()),  # a pointer-sized argument: touches the live device range that it falls into
         (
             "approximate",
@@ -130,7 +141,7 @@ MARKS = pa.schema(
     [
         ("source_id", pa.int16()),
         ("id", pa.int64()),
-        ("parent_id", pa.int64()),  # enclosing range of the same thread and domain; 0 = outermost
+        ("parent_id", pa.int64()),  # enclosing range of the same thread (recordings: of any domain); 0 = outermost
         ("pid", pa.int32()),
         ("tid", pa.int32()),
         ("start_ns", pa.int64()),
@@ -228,6 +239,7 @@ LOSSES = pa.schema(
 TABLES: dict[str, pa.Schema] = {
     "mem_events": MEM_EVENTS,
     "calls": CALLS,
+    "device_maps": DEVICE_MAPS,
     "stacks": STACKS,
     "frames": FRAMES,
     "samples": SAMPLES,

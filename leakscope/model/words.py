@@ -18,25 +18,27 @@ context was destroyed; the process ended (never counted as given back); the proc
 KINDS = (
     *("kmalloc", "slab", "page", "page_slab", "page_user", "slab_meta"),
     *("mmap_anon", "mmap_file", "mmap_reserve", "brk", "heap", "heap_backing", "pinned", "registered"),
-    *("device", "managed", "async", "vmm", "array", "ipc", "pool_block"),
+    *("device", "managed", "async", "vmm", "array", "ipc", "pool_segment", "pool_block"),
 )
 """Kinds of memory, a line a layer. kernel: kmalloc, slab, page (kernel pages outside slab), page_slab (back slabs),
 page_user (back user memory), slab_meta (the slab allocator's own bookkeeping). host: maps, brk, heap (malloc),
 heap_backing (maps and brk that malloc made for itself, told where malloc is recorded), pinned, registered (page-locked
 after the fact). gpu: device and pitched memory, managed, stream-ordered pools, physical memory of cuMemCreate, arrays,
-memory of other processes, blocks that a caching allocator hands out of memory that it holds already."""
+memory of other processes, segments that a caching allocator took from the driver, blocks that it hands out of
+them."""
 
 KINDS_NOT_ADDED = frozenset(
     {"page_slab", "page_user", "slab_meta", "mmap_reserve", "ipc", "heap", "registered", "pool_block"}
 )
 """Kinds that are shown but not added to a layer's total: their bytes are already counted by another kind
-(page_slab and slab_meta by slab objects, heap and registered by brk and maps, pool_block by device memory) or are not
+(page_slab and slab_meta by slab objects, heap and registered by brk and maps, pool_block by segments) or are not
 memory of the layer (reservations, other owners)."""
 
 LOSS_KINDS = (
     "ring_drop", "recursion_miss", "live_map_full", "live_map_busy", "stack_miss", "stack_not_sampled",
     "call_map_full", "attach_failed", "symbol_unresolved", "page_user_not_streamed", "sampler_error",
-    "sideband_lost", "address_only_free", "python_frames_unavailable",
+    "sideband_lost", "address_only_free", "python_frames_unavailable", "mark_lost",
+    "arguments_lost", "arguments_approximate", "arguments_partial", "kernel_names_lost",
 )  # fmt: skip
 """What the ``losses`` table counts. A loss widens or withholds a verdict; it is never silent."""
 

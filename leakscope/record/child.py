@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from leakscope.errors import BadInputError
 
@@ -14,9 +14,13 @@ from leakscope.errors import BadInputError
 class Command:
     """A child process that waits for :meth:`release` before it runs its command. Streams pass through."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        """Fork. Raises BadInputError when there is no such program. Call before starting threads."""
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        """Fork; call before starting threads. `environment` is the command's, by default the recorder's.
+
+        Raises BadInputError when there is no such program.
+        """
         self.arguments = list(arguments)
+        self._environment = dict(os.environ if environment is None else environment)
         program = shutil.which(self.arguments[0])
         if program is None:
             raise BadInputError(f"{self.arguments[0]}: no such program to record; check the name and PATH")
@@ -36,7 +40,7 @@ class Command:
         if os.read(gate, 1) != b"g":  # the recorder is gone
             os._exit(125)
         try:
-            os.execv(program, self.arguments)
+            os.execve(program, self.arguments, self._environment)
         except OSError as error:
             os.write(failure, str(error.errno).encode())
         os._exit(127)

@@ -21,6 +21,15 @@ _COUNTED = {
     "call_map_full": ("calls in flight", "call_map_full", "calls not recorded"),
     "python_dropped": ("python_ring", "python_frames_unavailable", "Python stacks lost to a full ring"),
     "python_busy": ("python_stack", "python_frames_unavailable", "not walked: another walk was under way on the CPU"),
+    "mark_dropped": ("mark_ring", "mark_lost", "NVTX ranges or their ends lost to a full ring"),
+    "mark_too_deep": (
+        "injection library",
+        "mark_lost",
+        "NVTX ranges inside 64 others: their allocations carry the 64th",
+    ),
+    "mark_threads_full": ("thread_marks", "mark_lost", "ranges of threads beyond those that can be followed at once"),
+    "launch_dropped": ("launch_ring", "arguments_lost", "launches whose arguments were lost to a full ring"),
+    "kernel_dropped": ("kernel_ring", "kernel_names_lost", "names or images of GPU kernels lost to a full ring"),
     "page_user": ("on_mm_page_alloc", "page_user_not_streamed", "pages of user memory: in RSS samples, not events"),
     "free_unmatched": ("frees", "address_only_free", "frees of objects older than the recording or out of its scope"),
 }

@@ -18,6 +18,7 @@ class RecordOptions:
     force: bool = False
     stacks: str = "sampled"
     launches: bool = False
+    launch_args: int = 16  # words of a launch's parameters that are read, with `launches`
     malloc: bool = False
     libraries: list[Path] = field(default_factory=list)
     interval_s: float = 1.0
@@ -25,6 +26,7 @@ class RecordOptions:
     ring_bytes: int = 64 << 20
     live_entries: int = 1 << 20
     loader: str = "auto"
+    nvtx: bool = True
 
     @property
     def everyone(self) -> bool:

@@ -24,6 +24,7 @@ from leakscope.model.recording import Progress, Summary
 from leakscope.record import scope
 from leakscope.record.child import Command
 from leakscope.record.options import RecordOptions
+from leakscope.record.probes.nvtx import command_environment
 from leakscope.record.processes import process_exists
 from leakscope.record.session import SOURCE_ID, Session
 
@@ -56,7 +57,8 @@ class Recorder:
         if options.cgroup:
             options.cgroup = scope.find_cgroup(options.cgroup)
         # Forked first, while this process has no threads and no probes.
-        command = Command(options.command) if options.command else None
+        environment, self._nvtx_limit = command_environment(os.environ, options.nvtx)
+        command = Command(options.command, environment) if options.command else None
         try:
             return self._record(command)
         finally:
@@ -67,6 +69,7 @@ class Recorder:
                     command.abandon()
 
     _released = False
+    _nvtx_limit = ""
 
     def _record(self, command: Command | None) -> Summary:
         lock = self._lock()
@@ -142,6 +145,7 @@ class Recorder:
             described["cgroup"] = str(options.cgroup)
         if command:
             described["command_pid"] = command.pid
+        limits = [self._nvtx_limit] if command and self._nvtx_limit else []
         return Source(
             id=SOURCE_ID,
             kind="recording",
@@ -152,14 +156,17 @@ class Recorder:
             time_zone=time.strftime("%Z %z"),
             command=list(options.command),
             scope=described,
+            limits=limits,
             options={
                 "stacks": options.stacks,
                 "launches": options.launches,
+                "launch_args": options.launch_args if options.launches else 0,
                 "malloc": options.malloc,
                 "interval_s": options.interval_s,
                 "flush_s": options.flush_s,
                 "ring_bytes": options.ring_bytes,
                 "live_entries": options.live_entries,
+                "nvtx": options.nvtx,
             },
             facts={"kernel": platform.release(), "machine": platform.machine(), "cpus": os.cpu_count()},
         )

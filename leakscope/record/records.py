@@ -9,7 +9,7 @@ MEM_RECORD = np.dtype(
         ("ts_ns", "<u8"), ("addr", "<u8"), ("alloc_ts_ns", "<u8"), ("caller", "<u8"),
         ("pid", "<u4"), ("tid", "<u4"), ("user_stack", "<i4"), ("kernel_stack", "<i4"),
         ("site", "<u4"), ("requested_bytes", "<u4"), ("cpu", "<u2"), ("op", "u1"), ("cause", "u1"), ("weight", "<u4"),
-        ("python_stack", "<u4"), ("pad", "<u4"),
+        ("python_stack", "<u4"), ("mark", "<u4"),
     ]
 )  # fmt: skip
 """72 bytes: one kernel object or page allocated or freed."""
@@ -20,10 +20,10 @@ CALL_RECORD = np.dtype(
         ("size_bytes", "<u8"), ("requested_bytes", "<u8"), ("alloc_ts_ns", "<u8"), ("context", "<u8"),
         ("caller", "<u8"), ("arg0", "<u8"), ("arg1", "<u8"), ("pid", "<u4"), ("tid", "<u4"), ("user_stack", "<i4"),
         ("result", "<i4"), ("function", "<u4"), ("cpu", "<u2"), ("type", "u1"), ("flags", "u1"), ("cause", "u1"),
-        ("pad", "u1", (3,)), ("python_stack", "<u4"),
+        ("pad", "u1", (3,)), ("python_stack", "<u4"), ("mark", "<u4"), ("pad2", "<u4"),
     ]
 )  # fmt: skip
-"""128 bytes: a call, a map call, the end of a range, or an event of a process's life."""
+"""136 bytes: a call, a map call, the end of a range, or an event of a process's life."""
 
 SITE_KEY = np.dtype([("call_site", "<u8"), ("what", "<u8")])
 SITE_INFO = np.dtype(
@@ -41,7 +41,7 @@ LIVE_RANGE = np.dtype(
     [
         ("ts_ns", "<u8"), ("size_bytes", "<u8"), ("requested_bytes", "<u8"), ("caller", "<u8"), ("context", "<u8"),
         ("call_id", "<u8"), ("user_stack", "<i4"), ("function", "<u4"), ("references", "<u4"), ("released", "<u4"),
-        ("python_stack", "<u4"), ("pad", "<u4"),
+        ("python_stack", "<u4"), ("mark", "<u4"),
     ]
 )  # fmt: skip
 PYTHON_FRAMES = 64
@@ -56,6 +56,45 @@ PYTHON_RECORD = np.dtype(
 )
 """1,040 bytes: one Python stack, innermost frame first."""
 
+MARK_NAME_BYTES = 96
+MARK_NAME_UNREADABLE = 0xFFFF
+MARK_RECORD = np.dtype(
+    [
+        ("ts_ns", "<u8"), ("number", "<u4"), ("outer", "<u4"), ("pid", "<u4"), ("tid", "<u4"), ("type", "<u4"),
+        ("bytes", "<u4"), ("domain", "S48"), ("name", f"S{MARK_NAME_BYTES}"),
+    ]
+)  # fmt: skip
+"""176 bytes: an NVTX range begins or ends, or a mark."""
+LAUNCH_WORDS, LAUNCH_WORDS_MAX = 16, 64
+LAUNCH_RECORD = np.dtype(
+    [
+        ("launch_id", "<u8"), ("ts_ns", "<u8"), ("function", "<u8"), ("pid", "<u4"), ("layout", "<u4"),
+        ("first", "<u2"), ("count", "<u2"), ("flags", "<u4"), ("values", "<u8", (LAUNCH_WORDS,)),
+    ]
+)  # fmt: skip
+"""168 bytes: words of a kernel launch that may be pointer arguments."""
+LAUNCH_BUFFER = 1  # enum launch_flag
+
+KERNEL_NAME_BYTES = 960
+KERNEL_RECORD = np.dtype(
+    [
+        ("ts_ns", "<u8"), ("handle", "<u8"), ("container", "<u8"), ("address", "<u8"), ("size_bytes", "<u8"),
+        ("pid", "<u4"), ("role", "<u4"), ("result", "<i4"), ("name_bytes", "<u4"), ("pad", "<u8"),
+        ("name", f"S{KERNEL_NAME_BYTES}"),
+    ]
+)  # fmt: skip
+"""1,024 bytes: where a handle of a GPU kernel, module or library comes from."""
+
+LAUNCH_KEY = np.dtype([("function", "<u8"), ("pid", "<u4"), ("pad", "<u4")])
+LAUNCH_LAYOUT = np.dtype(
+    [
+        ("id", "<u4"),
+        ("words", "<u4"),
+        ("word", [("slot", "<u2"), ("offset", "<u2"), ("buffer_offset", "<u4")], (LAUNCH_WORDS_MAX,)),
+    ]
+)
+"""520 bytes: which words of a kernel's parameters the probes read."""
+
 RSS_KEY = np.dtype([("pid", "<u4"), ("member", "<u4")])
 RSS_VALUE = np.dtype([("last_bytes", "<u8"), ("peak_bytes", "<u8")])
 
@@ -66,6 +105,8 @@ CAUSE_CALL, CAUSE_REUSE, CAUSE_CONTEXT, CAUSE_EXIT, CAUSE_EXEC = 0, 1, 2, 3, 4
 SITE_KMALLOC, SITE_SLAB, SITE_PAGE = 0, 1, 2
 # enum call_type
 CALL_FUNCTION, CALL_FREE, CALL_MAP, CALL_MAP_FREE, CALL_EXIT, CALL_EXEC, CALL_LAUNCH = range(7)
+# enum mark_event
+MARK_PUSH, MARK_POP, MARK_START, MARK_END, MARK_INSTANT, MARK_TOO_DEEP = range(6)
 # enum call_flag
 CALL_NESTED, CALL_PARTIAL, CALL_IN_HEAP = 1, 2, 4
 MAP_IN_HEAP = 0x80000000
@@ -78,6 +119,7 @@ STACK_OVERFLOW_BIT = 1 << 30
 COUNTERS = (
     "mem_dropped", "call_dropped", "live_full", "live_busy", "stack_collision", "stack_fault", "free_unmatched",
     "page_user", "site_full", "call_map_full", "python_dropped", "python_busy", "live_entries", "site_sequence",
-    "call_sequence", "python_sequence",
+    "call_sequence", "python_sequence", "mark_dropped", "mark_too_deep", "mark_threads_full", "launch_dropped",
+    "kernel_dropped",
 )  # fmt: skip
 """Rows of the `counters` map, in the order of enum counter."""

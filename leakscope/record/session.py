@@ -23,7 +23,9 @@ from leakscope.record.clocks import monotonic_ns, read_anchor
 from leakscope.record.decode.calls import Calls
 from leakscope.record.decode.columns import EventColumns
 from leakscope.record.decode.kernel_objects import KernelObjects
+from leakscope.record.decode.marks import Marks
 from leakscope.record.decode.sites import Sites
+from leakscope.record.gpu.session import LaunchRecording, launch_configuration
 from leakscope.record.kernel.btf import KernelTypes
 from leakscope.record.kernel.objects import SlabCacheOfAddress
 from leakscope.record.loader import ProgramConfig, load
@@ -32,6 +34,7 @@ from leakscope.record.losses import Counters, losses_table, recursion_losses
 from leakscope.record.options import RecordOptions
 from leakscope.record.probes import tracepoints
 from leakscope.record.probes.libraries import FunctionProbes, libraries_before_start, mapped_libraries
+from leakscope.record.probes.nvtx import NVTX_LIBRARY, MarkProbes, is_injected, is_injection_library, not_available
 from leakscope.record.processes import Processes, process_exists
 from leakscope.record.python.stacks import PythonStacks
 from leakscope.record.ring import Ring
@@ -41,6 +44,7 @@ from leakscope.record.sink import Batch, Sink
 from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.symbols.kernel import KernelSymbols
+from leakscope.record.symbols.lines import Lines, allow_many_files, segments_of
 
 SOURCE_ID = 0
 BATCH_ROWS = 150_000
@@ -68,6 +72,8 @@ class Session:
             call_ring_bytes=CALL_RING_BYTES,
             live_entries=options.live_entries,
             with_functions=True,
+            nvtx=self._records_marks(),
+            **launch_configuration(options),
         )
         scope.configure(options, config)
         self._config_scope = config.scope
@@ -80,6 +86,7 @@ class Session:
         members = scope.cgroup_members(options.cgroup) if options.cgroup else []
         self.processes = Processes(options.everyone)
         self._targets = self._programs.map("targets")
+        allow_many_files()
         self._spaces = AddressSpaces()
         self._side_band = SideBand()
         self._python = PythonStacks(self._programs.map("python_processes"), self._in_scope, self.notes.append)
@@ -108,12 +115,16 @@ class Session:
             self._cache_of,
             lambda: types.enum_bit("___GFP_ACCOUNT_BIT"),
         )
-        calls = Calls(columns, self._interner, self._programs.map("live_ranges"), self.exits)
+        self._launches = LaunchRecording(options, self._programs, self._spaces, SOURCE_ID) if options.launches else None
+        names = self._launches.arguments.names if self._launches else None
+        calls = Calls(columns, self._interner, self._programs.map("live_ranges"), self.exits, names)
         self._counters = Counters(self._programs.map("counters"))
         self._rss = self._programs.map("rss")
         self._mem_ring = Ring(self._programs.map("mem_ring").fd, config.mem_ring_bytes, records.MEM_RECORD)
         self._call_ring = Ring(self._programs.map("call_ring").fd, config.call_ring_bytes, records.CALL_RECORD)
         python_ring = self._programs.map("python_ring")
+        mark_ring = self._programs.map("mark_ring")
+        self._mark_ring = Ring(mark_ring.fd, mark_ring.entries, records.MARK_RECORD)
         self._python_ring = Ring(python_ring.fd, python_ring.entries, records.PYTHON_RECORD)
         self._python_poll = select.poll()
         self._python_poll.register(python_ring.fd, select.POLLIN)
@@ -123,8 +134,10 @@ class Session:
 
         self._samplers = SamplerSet(self.processes.alive, lambda: [options.cgroup] if options.cgroup else [])
         source.facts.update(self._samplers.facts())
-        groups = ["memory", *(["launch"] if options.launches else []), *(["heap"] if options.malloc else [])]
+        groups = ["memory", *(["launch", "kernel"] if options.launches else []), *(["heap"] if options.malloc else [])]
         self._functions = FunctionProbes(self._programs, self._attachments, self._programs.map("functions"), groups)
+        self._marks = MarkProbes(self._functions, config.nvtx)
+        self._mark_rows = Marks(SOURCE_ID)
         self.sink = Sink(
             writer,
             spaces=self._spaces,
@@ -132,6 +145,8 @@ class Session:
             interner=self._interner,
             calls=calls,
             objects=KernelObjects(columns, self._sites, self._interner, self.exits),
+            marks=self._mark_rows,
+            arguments=self._launches.arguments if self._launches else None,
         )
         self._attach(members)
         self._sample_requested = threading.Event()
@@ -149,6 +164,14 @@ class Session:
         if self._command is None or pid != self._command.pid:
             self._python.seed(pid)
 
+    def _records_marks(self) -> bool:
+        """Whether NVTX ranges are recorded: of a process that runs already only if it has the library."""
+        options = self._options
+        without = [pid for pid in options.pids if options.nvtx and not is_injected(pid)]
+        self._source.limits += [not_available(pid) for pid in without]
+        self.notes += self._source.limits
+        return options.nvtx and (not options.pids or len(without) < len(options.pids) or bool(options.command))
+
     def _in_scope(self, pid: int) -> bool:
         """Whether the kernel side records a process (of a cgroup v2 or the host: any may be)."""
         if self._config_scope != SCOPE_PROCESSES:
@@ -164,6 +187,7 @@ class Session:
             for path in libraries_before_start(self._command.arguments, dict(os.environ)):
                 if self._functions.wants(path):
                     self._functions.attach(path)
+            self._marks.attach(str(NVTX_LIBRARY))
         pids = self._roots + members
         if self._options.everyone:
             pids = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and int(p.name) != os.getpid()]
@@ -173,6 +197,7 @@ class Session:
             if self._options.everyone:
                 self._python.seed(pid)
             for path in mapped_libraries(pid):
+                self._marks.attach(path)
                 if self._functions.wants(path):
                     self._functions.attach(path)
         # Kernels from 6.1 on lack the variants for NUMA nodes, which would only be told as failures there.
@@ -184,9 +209,10 @@ class Session:
 
     def _on_map(self, event: SideBandEvent) -> None:
         """A library was mapped while the recording runs: attach to it, whoever mapped it (probes are by file)."""
-        if self._functions.wants(event.text):
+        if self._functions.wants(event.text) or is_injection_library(event.text):
             for path in (f"/proc/{event.pid}/root{event.text}", event.text):
                 if Path(path).exists():
+                    self._marks.attach(path)
                     count = self._functions.attach(path)
                     if count:
                         late = (monotonic_ns() - event.ts_ns) / 1e6
@@ -195,9 +221,12 @@ class Session:
 
     def drain(self) -> None:
         """Read all rings once and hand a batch to the sink when it is due."""
+        launches = self._launches.read_launches() if self._launches else []
         objects = self._mem_ring.read()
         # After the objects: whatever ended before these frees is then in the calls already.
         calls = self._call_ring.read()
+        marks = self._mark_ring.read()
+        kernels = self._launches.read_kernels() if self._launches else []
         side_band = self._side_band.read()
         # Before its stacks: a process is known by its mapping. After all events: a stack is sent before what names it.
         self._python.follow(side_band)
@@ -212,8 +241,12 @@ class Session:
                 batch.objects.append(objects)
             if len(calls):
                 batch.calls.append(calls)
+            if len(marks):
+                batch.marks.append(marks)
             batch.side_band += side_band
-            self._batch_rows += len(objects) + len(calls)
+            batch.kernels += kernels
+            batch.launches += launches
+            self._batch_rows += len(objects) + len(calls) + len(marks)
             due = time.monotonic() - self._flushed_at >= self._options.flush_s
             if self._batch_rows < BATCH_ROWS and not due:
                 return
@@ -306,13 +339,14 @@ class Session:
                 break
         self._flush()
         self.sink.close()
+        lines = Lines(self._writer, self._spaces)
         source = self._source
         source.end_ns = ended_ns
         source.anchors.append(read_anchor())
         source.exit_status = self._command.status if self._command else None
         source.probes = list(self._attachments.names)
         source.facts.update(self._facts())
-        losses = self._losses()
+        losses = self._losses(lines)
         pids = self.totals.pids - {os.getpid()}
         # After an error too: what is small may still find room, and says what is missing.
         for name, rows in (
@@ -329,6 +363,8 @@ class Session:
             self._writer.finish(complete=self.sink.error is None, reason=reason)
         except OutputIncompleteError as error:
             self.sink.error = self.sink.error or error
+        if self.sink.error is None:
+            self.notes += lines.put_in_place()
         return losses
 
     def _stop_sampler(self) -> None:
@@ -344,23 +380,27 @@ class Session:
             "kmalloc_caches_by_size_and_flags": self._sites.caches_by_size_and_flags,
             "slab_cache_question": self._cache_of.reason or "bpf_get_kmem_cache",
             "functions_attached": self._functions.attached,
+            "segments": segments_of(self._spaces),
             "notes": self.notes,
         }
 
-    def _losses(self) -> list[Loss]:
+    def _losses(self, lines: Lines) -> list[Loss]:
         losses = self._counters.losses() + (self._recursion or [])
         losses += [Loss(probe, what, count, detail) for probe, what, count, detail in self._samplers.losses()]
         losses += [Loss(probe, "attach_failed", 1, reason) for probe, reason in self._attachments.failed]
+        losses += self._launches.losses() if self._launches else []
         if self._side_band.lost:
             losses.append(Loss("side-band", "sideband_lost", self._side_band.lost, "mappings or forks not seen"))
-        if self._interner.unresolved_frames:
-            losses.append(
-                Loss("symbols", "symbol_unresolved", self._interner.unresolved_frames, "frames without a name")
-            )
+        if unresolved := self._interner.unresolved_frames - lines.named:
+            losses.append(Loss("symbols", "symbol_unresolved", unresolved, "frames without a name"))
+        losses += lines.losses()
         unnamed = self._python.unavailable
         if unnamed:
             detail = "stacks: " + "; ".join(f"{count} {reason}" for reason, count in unnamed.most_common())
             losses.append(Loss("python frames", "python_frames_unavailable", unnamed.total(), detail))
+        if self._mark_rows.unknown:
+            detail = "ranges without a name: they began before the recording, or their beginning was lost"
+            losses.append(Loss("NVTX ranges", "mark_lost", self._mark_rows.unknown, detail))
         if self._interner.missing_stacks:
             losses.append(Loss("stack maps", "stack_miss", self._interner.missing_stacks, "stacks gone when read"))
         return losses
@@ -383,6 +423,8 @@ class Session:
         self._attachments.close()
         if self.sink.error is None:
             self.sink.close()
+        if self._launches:
+            self._launches.close()
         self._samplers.close()
         self._side_band.close()
         self._cache_of.close()

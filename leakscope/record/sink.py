@@ -10,7 +10,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +20,11 @@ import pyarrow as pa
 from leakscope.capture import CaptureWriter
 from leakscope.record.decode.calls import Calls
 from leakscope.record.decode.kernel_objects import KernelObjects
+from leakscope.record.decode.marks import Marks
+from leakscope.record.gpu.arguments import LaunchArguments
+from leakscope.record.gpu.images import Image
 from leakscope.record.processes import Processes
+from leakscope.record.records import CALL_RECORD
 from leakscope.record.ring import joined
 from leakscope.record.side_band import SideBandEvent
 from leakscope.record.symbols.address_space import AddressSpaces
@@ -39,7 +45,10 @@ class Batch:
     side_band: list[SideBandEvent] = field(default_factory=list)
     calls: list[np.ndarray] = field(default_factory=list)
     objects: list[np.ndarray] = field(default_factory=list)
+    marks: list[np.ndarray] = field(default_factory=list)
     samples: list[pa.Table] = field(default_factory=list)
+    kernels: list[tuple[np.ndarray, list[Image | str | None]]] = field(default_factory=list)
+    launches: list[np.ndarray] = field(default_factory=list)
 
 
 class Sink:
@@ -54,6 +63,8 @@ class Sink:
         interner: Interner,
         calls: Calls,
         objects: KernelObjects,
+        marks: Marks,
+        arguments: LaunchArguments | None = None,
     ) -> None:
         self._writer = writer
         self._spaces = spaces
@@ -61,6 +72,8 @@ class Sink:
         self._interner = interner
         self._calls = calls
         self._objects = objects
+        self._marks = marks
+        self._arguments = arguments
         self._queue: queue.Queue[Batch | None] = queue.Queue(maxsize=8)
         self._ended: dict[int, int] = {}
         self._manifest_saved_ns = 0
@@ -87,10 +100,13 @@ class Sink:
 
     def _run(self) -> None:
         while (batch := self._queue.get()) is not None:
-            if self.error is not None:
-                continue
+            self._guarded(self._process, batch)
+        self._guarded(lambda: self._write("marks", self._marks.open_rows()))
+
+    def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
+        if self.error is None:
             try:
-                self._process(batch)
+                work(*arguments)
             except Exception as error:  # whatever it is, it must end the recording and be told
                 self.error = error
 
@@ -101,6 +117,8 @@ class Sink:
                 if event.pid != event.other and self._processes.belongs(event.other):
                     self._processes.forked(event.other, event.pid, event.ts_ns)
                     self._spaces.fork(event.other, event.pid, event.ts_ns)
+                    if self._arguments:
+                        self._arguments.kernels.forked(event.other, event.pid)
             elif not self._processes.belongs(event.pid):
                 continue
             elif event.kind == "map":
@@ -110,22 +128,32 @@ class Sink:
             elif event.kind == "exec":
                 self._spaces.start(event.pid, event.ts_ns)
                 self._processes.named(event.pid, event.text)
+                if self._arguments:
+                    self._arguments.kernels.forget(event.pid)
             elif event.kind == "comm" and event.pid == event.tid:
                 self._processes.named(event.pid, event.text)
 
     def _process(self, batch: Batch) -> None:
         self.follow(batch.side_band)
         tables: list[tuple[str, pa.Table]] = []
-        if batch.calls:
-            decoded = self._calls.decode(np.concatenate(batch.calls))
+        for records, images in batch.kernels if self._arguments else ():
+            self._arguments.kernels.follow(records, images)  # type: ignore[union-attr]
+        if batch.calls or batch.launches:
+            called = np.concatenate(batch.calls) if batch.calls else np.empty(0, CALL_RECORD)
+            decoded = self._calls.decode(called)
             for pid, ts_ns in decoded.exits.items():
                 self._processes.ended(pid, ts_ns)
                 self._ended[pid] = ts_ns
             tables += [("mem_events", table) for table in decoded.mem_events]
-            tables += [("calls", decoded.calls), ("launches", decoded.launches)]
+            tables += [("calls", decoded.calls), ("launches", decoded.launches), ("device_maps", decoded.device_maps)]
+            if self._arguments:
+                arguments = self._arguments.table(batch.launches, decoded.mem_events, called)
+                tables.append(("launch_arguments", arguments))
         if batch.objects:
             tables.append(("mem_events", self._objects.table(_in_order(batch.objects))))
         tables += [("samples", table) for table in batch.samples]
+        if batch.marks:
+            self._write("marks", self._marks.rows(np.concatenate(batch.marks)))
         frames, stacks = self._interner.take_new_rows()
         self._write("frames", frames)
         self._write("stacks", stacks)
@@ -133,7 +161,7 @@ class Sink:
         if events:
             merged = _concatenate(events)
             self._write("mem_events", merged)
-        for name in ("calls", "launches", "samples"):
+        for name in ("calls", "device_maps", "launches", "launch_arguments", "samples"):
             parts = [table for kind, table in tables if kind == name and table is not None and table.num_rows]
             if parts:
                 self._write(name, _concatenate(parts))
@@ -143,6 +171,8 @@ class Sink:
         for pid in [pid for pid, ts_ns in self._ended.items() if ts_ns + FORGET_AFTER_NS < batch.ts_ns]:
             del self._ended[pid]
             self._spaces.forget(pid)
+            if self._arguments:
+                self._arguments.kernels.forget(pid)
 
     def _write(self, table: str, rows: pa.Table) -> None:
         if rows.num_rows:

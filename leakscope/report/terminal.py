@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from leakscope.model.results import Chain, ChainLink, Report, Row, Site, Verdict
+from leakscope.model.results import Chain, ChainLink, Report, Row, Site, Touches, Verdict
 from leakscope.report.imports import import_lines
 from leakscope.report.text import counted, exact, printable, rate, size
 
@@ -111,6 +111,9 @@ def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, 
         _indented(console, "; ".join((*finding.reasons[:1], *finding.reasons[2:])))
     if chain := chains.get(finding.sites[0] if finding.sites else ""):
         _indented(console, " → ".join(_name(link) for link in _shortened(chain.links)), "cyan")
+    touches = next((s.touches for s in report.sites if finding.sites and s.id == finding.sites[0]), None)
+    if touches:
+        _indented(console, _touched(touches))
     if len(finding.culprit.slab_caches) > 1:
         _indented(console, f"slab caches: {', '.join(finding.culprit.slab_caches)}")
     below = [link for site in finding.sites if site in chains for link in chains[site].detail]
@@ -127,16 +130,32 @@ def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, 
         _indented(console, f"with it, in the kernel: {size(kept)} ({caches})")
 
 
+def _touched(touches: Touches) -> str:
+    """What launches say about how long memory lay idle."""
+    if touches.launches:
+        share = touches.touched_bytes / max(1, touches.live_bytes)
+        parts = [f"kernels got pointers into {share:.0%} of it, last {touches.last_kernel or 'one of unknown name'}"]
+    else:
+        parts = ["no recorded launch got a pointer into it"]
+    parts += [f"{size(idle)} untouched for {seconds:,} s or more" for seconds, idle in touches.idle[-1:] if idle]
+    return "; ".join(parts) + (" (approximate: not all arguments were seen)" if touches.approximate else "")
+
+
 def _shortened(links: Sequence[ChainLink], frames: int = 3) -> list[ChainLink]:
     """The chain with only the innermost frames of the application, those without a name left out."""
-    lead = next((i for i, link in enumerate(links) if link.what != "frame"), len(links))
-    named = [link for link in links[:lead] if "+0x" not in link.name]
-    return [*named[-frames:], *links[lead:]]
+    first = next((i for i, link in enumerate(links) if link.what != "range"), len(links))
+    lead = next((i for i, link in enumerate(links) if i >= first and link.what != "frame"), len(links))
+    named = [link for link in links[first:lead] if "+0x" not in link.name]
+    return [*links[:first], *named[-frames:], *links[lead:]]
 
 
 def _name(link: ChainLink) -> str:
     if link.what in ("slab_cache", "kind", "map", "device"):
         return f"{link.name} {size(link.bytes)}"
+    if link.what == "range":
+        return f"range {link.name}"
+    if link.what == "launches":
+        return f"{'' if link.confidence == 1 else '~'}{link.name} ×{link.count:,}"
     return f"{link.name}()" if link.what == "call" else link.name
 
 
@@ -220,7 +239,7 @@ def _reconciliation(console: Console, rows: Sequence[Row]) -> None:
 def _next(console: Console, report: Report) -> None:
     paths = [str(input_.get("path", "")) for input_ in report.inputs]
     path = " ".join(paths) or "CAPTURE"
-    capture = next((str(i.get("path", "")) for i in report.inputs if i.get("kind") == "capture"), "")
+    capture = next((str(i.get("path", "")) for i in report.inputs if "limits" not in i), "")
     hints = [f"leakscope attribute {path} --json     every site, chain and number"]
     if report.verdict.verdict == "inconclusive":
         hints.insert(0, "record longer, or with a larger buffer where events were lost")

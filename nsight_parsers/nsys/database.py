@@ -230,4 +230,4 @@ class Export:
             return ReportError(f"{self.path}: damaged: reading it takes more work than a file of its size can need")
         if "not a database" in str(error):
             return ReportError(f"{self.path}: not an SQLite database, or encrypted")
-        return ReportError(f"{self.path}: damaged or hostile database: {str(error)[:200]}")
+        return ReportError(f"{self.path}: damaged or hostile database: {' '.join(str(error)[:200].split())}")

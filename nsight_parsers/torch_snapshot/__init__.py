@@ -4,8 +4,9 @@
 ``samples``, annotations ``marks``. The dictionary is documented in PyTorch's ``torch/cuda/memory.py`` (``_snapshot``);
 it holds plain data only, and a pickle with anything else is refused (:mod:`nsight_parsers.plain_pickle`).
 
-Two levels of the same memory are in it. Blocks, which tensors use, are kind ``pool_block``: shown, and never added to
-the layer. Segments, which the caching allocator took from the driver (cudaMalloc), are kind ``device``.
+Two levels of the same memory are in it. Segments, which the caching allocator took from the driver by cudaMalloc or by
+mapping, are kind ``pool_segment``. Blocks, which it hands out of them to tensors, are kind ``pool_block``: shown, and
+never added to the layer.
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ MAX_OOM_FACTS = 100
 MIN_ROW_BYTES = 8
 """Least bytes of file for each row: shared lists must not multiply into more rows than the file can hold."""
 
-ALLOCS = {"alloc": ("pool_block", 0), "segment_alloc": ("device", 1), "segment_map": ("vmm", 2)}
-FREES = {"free_completed": ("pool_block", 0), "segment_free": ("device", 1), "segment_unmap": ("vmm", 2)}
+ALLOCS = {"alloc": ("pool_block", 0), "segment_alloc": ("pool_segment", 1), "segment_map": ("pool_segment", 2)}
+FREES = {"free_completed": ("pool_block", 0), "segment_free": ("pool_segment", 1), "segment_unmap": ("pool_segment", 2)}
 """Action → kind of memory and the family within which addresses pair. ``free_requested`` only announces a free: the
 block returns to the pool with ``free_completed``, when the streams that use it are done."""
 
-NATIVE_SUFFIXES = (".cpp", ".cc", ".c", ".cu", ".h", ".hpp", ".cuh", ".so")
+NATIVE_SUFFIXES = (".cpp", ".cc", ".c", ".S", ".cu", ".h", ".hpp", ".cuh", ".so")
 
 
 class WrongShapeError(Exception):

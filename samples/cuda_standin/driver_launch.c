@@ -47,6 +47,28 @@ CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function
     return launch(function);
 }
 
+#define UNUSED_COOPERATIVE_ARGUMENTS                                                                         \
+    (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z,                   \
+        (void)shared_bytes, (void)stream, (void)params
+
+CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
+                                   unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                                   unsigned int block_z, unsigned int shared_bytes, CUstream stream,
+                                   void **params)
+{
+    UNUSED_COOPERATIVE_ARGUMENTS;
+    return launch(function);
+}
+
+CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int grid_x, unsigned int grid_y,
+                                        unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                                        unsigned int block_z, unsigned int shared_bytes, CUstream stream,
+                                        void **params)
+{
+    UNUSED_COOPERATIVE_ARGUMENTS;
+    return launch(function);
+}
+
 CUresult cuGraphCreate(CUgraph *graph, unsigned int flags)
 {
     *graph = malloc(1);

@@ -1,5 +1,7 @@
 /* The runtime: every call reaches the driver's public function, as a call within a call. */
 #include "runtime_abi.h"
+#include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 static unsigned int resets; /* cudaDeviceReset calls so far: each makes every thread take the context anew */
@@ -233,16 +235,119 @@ cudaError_t cudaIpcCloseMemHandle(void *memory)
     CALL(cuIpcCloseMemHandle(device_pointer(memory)));
 }
 
+/*
+ * Kernels of registered fat binaries. As in the real runtime, a fat binary is given to the driver at the first launch
+ * of a kernel of it, and the driver's handle of that kernel is launched. A stub that was never registered is itself
+ * taken for a handle.
+ */
+enum { MAX_BINARIES = 16, MAX_STUBS = 256 };
+
+static struct binary {
+    const void *container;
+    CUlibrary library;
+} binaries[MAX_BINARIES];
+
+static struct stub {
+    const void *address;
+    const char *name;
+    struct binary *binary;
+    CUkernel kernel;
+} stubs[MAX_STUBS];
+
+static size_t binary_count, stub_count;
+static pthread_mutex_t registry_lock = PTHREAD_MUTEX_INITIALIZER;
+
+void **__cudaRegisterFatBinary(void *wrapper)
+{
+    const struct fatbin_wrapper *wrapped = wrapper;
+    if (binary_count == MAX_BINARIES)
+        abort();
+    struct binary *binary = &binaries[binary_count++];
+    binary->container = wrapped->container;
+    return (void **)binary;
+}
+
+void __cudaRegisterFatBinaryEnd(void **handle)
+{
+    (void)handle;
+}
+
+void __cudaUnregisterFatBinary(void **handle)
+{
+    (void)handle;
+}
+
+void __cudaRegisterFunction(void **handle, const char *stub, char *device_function, const char *name,
+                            int thread_limit, void *thread, void *block, void *block_size, void *grid_size,
+                            int *warp_size)
+{
+    (void)device_function, (void)thread_limit, (void)thread, (void)block, (void)block_size, (void)grid_size,
+        (void)warp_size;
+    if (stub_count == MAX_STUBS)
+        abort();
+    stubs[stub_count++] = (struct stub){stub, name, (struct binary *)handle, NULL};
+}
+
+static CUresult function_of(const void *symbol, CUfunction *function)
+{
+    CUresult result = CUDA_SUCCESS;
+    struct stub *stub = stubs, *end = stubs + stub_count;
+    while (stub < end && stub->address != symbol)
+        stub++;
+    *function = (CUfunction)symbol;
+    if (stub == end)
+        return result;
+    pthread_mutex_lock(&registry_lock);
+    if (!stub->binary->library)
+        result = cuLibraryLoadData(&stub->binary->library, stub->binary->container, NULL, NULL, 0, NULL, NULL, 0);
+    if (!result && !stub->kernel)
+        result = cuLibraryGetKernel(&stub->kernel, stub->binary->library, stub->name);
+    pthread_mutex_unlock(&registry_lock);
+    *function = (CUfunction)stub->kernel;
+    return result;
+}
+
+cudaError_t cudaGetFuncBySymbol(cudaFunction_t *function, const void *symbol)
+{
+    CALL(function_of(symbol, (CUfunction *)function));
+}
+
+/* Run the driver's launch of the kernel that a symbol stands for. */
+#define LAUNCH(symbol, driver_launch)                                                                        \
+    do {                                                                                                     \
+        CUfunction kernel;                                                                                   \
+        CUresult found_ = take_context();                                                                    \
+        if (!found_)                                                                                         \
+            found_ = function_of(symbol, &kernel);                                                           \
+        return status(found_ ? found_ : (driver_launch));                                                    \
+    } while (0)
+
 cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **args, size_t shared_bytes,
                              cudaStream_t stream)
 {
-    CALL(cuLaunchKernel((CUfunction)function, grid.x, grid.y, grid.z, block.x, block.y, block.z,
-                        (unsigned int)shared_bytes, stream, args, NULL));
+    LAUNCH(function, cuLaunchKernel(kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z,
+                                    (unsigned int)shared_bytes, stream, args, NULL));
 }
 
 cudaError_t cudaLaunchKernel_ptsz(const void *function, dim3 grid, dim3 block, void **args,
                                   size_t shared_bytes, cudaStream_t stream)
 {
-    CALL(cuLaunchKernel_ptsz((CUfunction)function, grid.x, grid.y, grid.z, block.x, block.y, block.z,
-                             (unsigned int)shared_bytes, stream, args, NULL));
+    LAUNCH(function, cuLaunchKernel_ptsz(kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z,
+                                         (unsigned int)shared_bytes, stream, args, NULL));
+}
+
+cudaError_t cudaLaunchCooperativeKernel(const void *function, dim3 grid, dim3 block, void **args,
+                                        size_t shared_bytes, cudaStream_t stream)
+{
+    LAUNCH(function, cuLaunchCooperativeKernel(kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z,
+                                               (unsigned int)shared_bytes, stream, args));
+}
+
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *function, void **args)
+{
+    CUlaunchConfig same = {config->gridDim.x,  config->gridDim.y,  config->gridDim.z, config->blockDim.x,
+                           config->blockDim.y, config->blockDim.z, 0,                 config->stream,
+                           NULL,               0};
+    same.sharedMemBytes = (unsigned int)config->dynamicSmemBytes;
+    LAUNCH(function, cuLaunchKernelEx(&same, kernel, args, NULL));
 }

@@ -13,14 +13,14 @@ import numpy as np
 import pandas as pd
 
 from leakscope.correlate.joins.evidence import SITE_IDENTITY, Evidence
-from leakscope.correlate.joins.kernel_events import CallTable, KernelJoin, Rule
-from leakscope.correlate.joins.links import SiteLinks, by_identity
+from leakscope.correlate.joins.kernel_events import CallTable, Counted, KernelJoin, Rule
+from leakscope.correlate.joins.links import MIN_SHARE, SiteLinks, by_identity
 from leakscope.correlate.joins.nesting import Intervals
 from leakscope.correlate.joins.order import bare_name
 from leakscope.correlate.joins.pair import Joint, join_pair, owned
 from leakscope.correlate.joins.profiles import TRAFFIC, join_profiles
 from leakscope.correlate.joins.ranges import open_ranges, range_paths
-from leakscope.correlate.joins.timeline import thread_key
+from leakscope.correlate.joins.timeline import Ints, thread_key
 from leakscope.correlate.joins.window import GPU_WINDOW_NS, KERNEL_WINDOW_NS, beyond_chance, covered_share
 from leakscope.model.results import ChainLink, JoinOutcome, Row
 
@@ -131,7 +131,7 @@ def _frames(joint: Joint, links: SiteLinks) -> None:
     most = by_identity(ours, np.ones(len(ours), bool), "their_stack")
     most = most.sort_values("share", ascending=False, kind="stable").drop_duplicates(list(SITE_IDENTITY))
     stacks = joint.report.stacks(most["their_stack"])
-    for row in most[most["share"] >= 0.5].to_dict("records"):
+    for row in most[most["share"] >= MIN_SHARE].to_dict("records"):
         one = pd.DataFrame([{**{c: row[c] for c in SITE_IDENTITY}, "count": row["count"], "bytes": row["bytes"]}])
         for frame in stacks.get(int(row["their_stack"]), []):
             links.add(
@@ -169,7 +169,7 @@ def _ranges(joined: Joined, joint: Joint, links: SiteLinks) -> None:
         paths = range_paths(moved, np.unique(found))
         ours["name"] = [" / ".join(paths.get(int(mark), ())) for mark in found]
         sites = by_identity(ours, hit, "name")
-        sites = sites[sites["share"] >= 0.5]
+        sites = sites[sites["share"] >= MIN_SHARE]
         links.add(sites.assign(confidence=0.9 * sites["share"]), place="range", what="range", rule="range")
 
 
@@ -202,63 +202,69 @@ def _kernel_events(
 ) -> None:
     """Nesting in the recording's calls, in those of reports; then the windows around calls, and around launches."""
     apis: dict[str, int] = {}
-    tables = [_own_calls(recording, apis)]
-    tables += [table for joint in joints if (table := _calls_of(joint, apis)) is not None]
-    tables = [table for table in tables if len(table.pid)]
-    launches = [_launches(recording, apis)]
-    rules = [Rule("nesting", table) for table in tables]
-    rules += [Rule("window", table, options.kernel_window_ns) for table in tables]
-    rules += [Rule("window", table, options.gpu_window_ns) for table in launches if len(table.pid)]
-    if not rules:
-        return
-    pids = sorted({int(p) for rule in rules for p in np.unique(rule.calls.pid) if p >= 0})
-    groups = recording.kernel_groups()
+    calls = [_own_calls(recording, apis)]
+    calls += [theirs for joint in joints if (theirs := _calls_of(joint, apis)) is not None]
+    calls = [table for table in calls if len(table.pid)]
+    launches = _launches(recording, apis)
+    rules = [Rule("nesting", table) for table in calls]
+    rules += [Rule("window", table, options.kernel_window_ns) for table in calls]
+    rules += [Rule("window", launches, options.gpu_window_ns)] if len(launches.pid) else []
+    groups = recording.kernel_groups() if rules else pd.DataFrame()
     if not len(groups):
         return
+    pids = sorted({int(p) for rule in rules for p in np.unique(rule.calls.pid) if p >= 0})
     work = KernelJoin(rules)
     totals = np.zeros(len(groups), np.int64)
     first, last = (1 << 62), 0
     for batch in recording.kernel_batches(pids):
         work.add(batch)
         totals += np.bincount(batch.group, minlength=len(groups))
-        if len(batch.ts_ns):
-            first, last = min(first, int(batch.ts_ns.min())), max(last, int(batch.ts_ns.max()))
+        first, last = min(first, int(batch.ts_ns.min())), max(last, int(batch.ts_ns.max()))
     names = {number: api for api, number in apis.items()}
     left = work.events
+    what = f"kernel allocations of {recording.name}"
     for counted in work.counted:
-        rule, calls = counted.rule, counted.rule.calls
-        covered = 0.0
-        if rule.kind == "window":
-            spans = Intervals(calls.pid, calls.start_ns, calls.end_ns)
-            shares = [covered_share(spans, pid, first, last, rule.window_ns) for pid in pids]
-            covered = max(shares, default=0.0)
-        reached = (counted.matched + counted.ambiguous) / max(1, left)
-        sure = 1.0 if rule.kind == "nesting" else beyond_chance(reached, covered)
-        note = (
-            ()
-            if rule.kind == "nesting"
-            else (f"±{rule.window_ns // 1000} µs; chance alone puts {covered:.0%} of events near a call",)
-        )
+        sure, note = _confidence(counted, left, pids, (first, last))
         left -= counted.matched + counted.ambiguous
+        partner = f"calls of {counted.rule.calls.name}"
+        if counted.rule.calls is launches:
+            partner = f"launches of {recording.name}"
         joined.outcomes.append(
             JoinOutcome(
-                rule.kind, f"kernel allocations of {recording.name}", f"calls of {calls.name}", counted.matched,
-                counted.ambiguous, 0, note, sure if counted.matched else None,
+                counted.rule.kind, what, partner, counted.matched, counted.ambiguous, 0, note,
+                sure if counted.matched else None,
             )
         )  # fmt: skip
-        if rule.kind == "nesting" and calls.own:
-            continue  # the chains have it
-        table = counted.table()
-        share = table["count"].to_numpy() / np.maximum(totals[table["group"].to_numpy(np.int64)], 1)
-        keep = share >= 0.5
-        rows = groups.iloc[table["group"].to_numpy(np.int64)[keep]].reset_index(drop=True)
-        rows["name"] = [names[number] for number in table["api"].to_numpy()[keep].tolist()]
-        rows["count"], rows["bytes"] = table["count"].to_numpy()[keep], 0
-        rows["confidence"] = sure * share[keep]
-        links.add(rows[rows["confidence"] > 0], place="call", what="call", rule=rule.kind)
-    if work.alone:
-        what = f"kernel allocations of {recording.name}"
-        joined.outcomes.append(JoinOutcome("window", what, "no call or launch near", 0, 0, work.alone))
+        if counted.rule.kind == "window" or not counted.rule.calls.own:  # what nests in own calls, chains have
+            _call_links(links, counted, groups, totals, names, sure)
+    if left:
+        reason = "no call open, none near, no launch near"
+        joined.outcomes.append(JoinOutcome("window", what, "calls and launches", 0, 0, left, (reason,)))
+
+
+def _confidence(counted: Counted, left: int, pids: list[int], span: tuple[int, int]) -> tuple[float, tuple[str, ...]]:
+    """Confidence of a rule's links, and what to say of it. ``left``: events that no stronger rule took."""
+    rule, calls = counted.rule, counted.rule.calls
+    if rule.kind == "nesting":
+        return 1.0, ()
+    spans = Intervals(calls.pid, calls.start_ns, calls.end_ns)
+    covered = max((covered_share(spans, pid, *span, rule.window_ns) for pid in pids), default=0.0)
+    reached = (counted.matched + counted.ambiguous) / max(1, left)
+    note = f"±{rule.window_ns // 1000} µs; {reached:.0%} of what is left lies near, chance alone explains {covered:.0%}"
+    return beyond_chance(reached, covered), (note,)
+
+
+def _call_links(
+    links: SiteLinks, counted: Counted, groups: pd.DataFrame, totals: Ints, names: dict[int, str], sure: float
+) -> None:
+    table = counted.table()
+    group, api, count = (table[column].to_numpy(np.int64) for column in ("group", "api", "count"))
+    share = count / np.maximum(totals[group], 1)
+    keep = (share >= MIN_SHARE) & (sure > 0)
+    rows = groups.iloc[group[keep]].reset_index(drop=True)
+    rows["name"] = [names[number] for number in api[keep].tolist()]
+    rows["count"], rows["bytes"], rows["confidence"] = count[keep], 0, sure * share[keep]
+    links.add(rows, place="call", what="call", rule=counted.rule.kind)
 
 
 def _codes(values: pd.Series, apis: dict[str, int]) -> np.ndarray:
@@ -268,8 +274,8 @@ def _codes(values: pd.Series, apis: dict[str, int]) -> np.ndarray:
 
 def _own_calls(recording: Evidence, apis: dict[str, int]) -> CallTable:
     calls = recording.table("calls")
-    columns = (calls[c].to_numpy(np.int64) for c in ("pid", "tid", "enter_ns", "exit_ns"))
-    return CallTable(recording.name, *columns, _codes(calls["api"], apis), True)
+    pid, tid, start, end = (calls[c].to_numpy(np.int64) for c in ("pid", "tid", "enter_ns", "exit_ns"))
+    return CallTable(recording.name, pid, tid, start, end, _codes(calls["api"], apis), True)
 
 
 def _calls_of(joint: Joint, apis: dict[str, int]) -> CallTable | None:
@@ -286,4 +292,4 @@ def _launches(recording: Evidence, apis: dict[str, int]) -> CallTable:
     rows = recording.table("launches")
     rows = rows[rows["parent_id"] == 0]
     pid, tid, at = (rows[c].to_numpy(np.int64) for c in ("pid", "tid", "ts_ns"))
-    return CallTable(f"{recording.name} (launches)", pid, tid, at, at, _codes(rows["api"], apis), True)
+    return CallTable(recording.name, pid, tid, at, at, _codes(rows["api"], apis), True)

@@ -62,12 +62,11 @@ class Counted:
 
 
 class KernelJoin:
-    """Applies rules, strongest first, to batches of kernel events; :attr:`counted` and :attr:`alone` tell the end."""
+    """Applies rules, strongest first, to batches of kernel events; :attr:`counted` tells the outcome."""
 
     def __init__(self, rules: list[Rule]) -> None:
         self.counted = [Counted(rule) for rule in rules]
         self.events = 0
-        self.alone = 0
         self._intervals = [_intervals(rule) for rule in rules]
 
     def add(self, batch: Batch) -> npt.NDArray[np.int64]:
@@ -92,7 +91,6 @@ class KernelJoin:
                 counted.add(batch.group[left[hit]], rule.calls.api[rows[found[hit]]])
                 by_rule[left[hit]] = number
             left = left[~done]
-        self.alone += len(left)
         return by_rule
 
 

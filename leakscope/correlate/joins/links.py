@@ -28,7 +28,7 @@ class SiteLinks:
     rows: list[pd.DataFrame] = field(default_factory=list)
     kernels: dict[str, ChainLink] = field(default_factory=dict)
 
-    def add(self, rows: pd.DataFrame, **constant: object) -> None:
+    def add(self, rows: pd.DataFrame, **constant: str | float) -> None:
         """More links; ``constant`` are columns of one value."""
         if len(rows):
             self.rows.append(rows.assign(**constant))

@@ -25,13 +25,13 @@ def join_profiles(recording: Evidence, report: Evidence) -> tuple[pd.DataFrame, 
     Pairs by stack join code, not single launches: their ts_ns is 0 and launch_id that of one launch of the group.
     """
     profiles = report.table("kernel_profiles")
-    shapes = {column: [tuple(values) for values in profiles[column]] for column in ("grid", "block")}
-    profiles = profiles.assign(**shapes)
+    profiles = profiles.assign(grid=_tuples(profiles["grid"]), block=_tuples(profiles["block"]))
     launches = outer_launches(recording)
     pieces, reasons = [], []
     refused = 0
-    for pid, own in profiles.groupby("pid", sort=True):
-        of_pid, why = _by_order(launch_order_of(report.source), launches, own, recording, int(pid))
+    for pid in np.unique(profiles["pid"].to_numpy(np.int64)).tolist():
+        own = profiles[profiles["pid"] == pid]
+        of_pid, why = _by_order(launch_order_of(report.source), launches, own, recording, pid)
         pieces.append(of_pid)
         if why:
             refused += len(own)
@@ -72,9 +72,9 @@ def outer_launches(recording: Evidence) -> pd.DataFrame:
     ahead = anchors[0].realtime_ns - anchors[0].monotonic_ns if anchors else None
     return table.assign(
         kernel=np.where(table["kernel"] == "", below, table["kernel"]),
-        grid=[tuple(values) for values in table["grid"]],
-        block=[tuple(values) for values in table["block"]],
-        ranges=[paths.get(int(mark), ()) for mark in table["mark_id"]],
+        grid=_tuples(table["grid"]),
+        block=_tuples(table["block"]),
+        ranges=pd.Series([paths.get(int(mark), ()) for mark in table["mark_id"]], table.index, dtype=object),
         utc_s=(table["ts_ns"] + ahead) / 1e9 if ahead is not None else np.nan,
     )
 
@@ -103,6 +103,10 @@ def _by_order(
     return order.NONE, "; ".join(dict.fromkeys(reasons)) or "nothing was launched"
 
 
+def _tuples(column: pd.Series) -> pd.Series:
+    return pd.Series([tuple(values) for values in column], column.index, dtype=object)
+
+
 def _of_life(launches: pd.DataFrame, life: Candidate) -> pd.DataFrame:
     inside = (launches["ts_ns"] >= life.start_ns) & (launches["ts_ns"] <= life.end_ns)
     return launches[(launches["pid"] == life.pid) & inside]
@@ -123,7 +127,7 @@ def _by_stack(
     ambiguous = 0
     for _, left, right in groups.itertuples(index=False):
         for profile in left:
-            kernel, mangled = known.at[profile, "kernel"], known.at[profile, "mangled"]
+            kernel, mangled = str(known.at[profile, "kernel"]), str(known.at[profile, "mangled"])
             fits = [i for i in right if not name_of[i] or order.same_kernel(name_of[i], kernel, mangled)]
             if len({order.bare_name(name_of[i]) for i in fits}) == 1:
                 found.append((profile, fits[0]))

@@ -6,6 +6,7 @@ every pair of a key; this takes n log m.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -69,9 +70,9 @@ class Timeline:
         return found
 
     @staticmethod
-    def _chunked(what: Any, key: Ints, at_ns: Ints) -> Ints:
+    def _chunked(what: Callable[[Ints, Ints], Ints], key: Ints, at_ns: Ints) -> Ints:
         if len(key) <= CHUNK:
-            return what(key, at_ns)  # type: ignore[no-any-return]
+            return what(key, at_ns)
         pieces = [what(key[i : i + CHUNK], at_ns[i : i + CHUNK]) for i in range(0, len(key), CHUNK)]
         return np.concatenate(pieces)
 

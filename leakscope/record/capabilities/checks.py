@@ -302,6 +302,16 @@ def check_nvml(host: Host) -> Capability:
     return Capability("NVML", "missing", nvml.reason, needed_for, remedies=remedies.NVIDIA_DRIVER)
 
 
+def check_nvtx(host: Host) -> Capability:
+    """Whether the library is there through which NVTX ranges are recorded."""
+    needed_for = "NVTX ranges around allocations"
+    if not bpf_programs.NVTX_LIBRARY.exists():
+        detail = f"{bpf_programs.NVTX_LIBRARY} was not built"
+        return Capability("NVTX library", "missing", detail, needed_for, remedies=remedies.NVTX_LIBRARY)
+    detail = f"start a service with NVTX_INJECTION64_PATH={bpf_programs.NVTX_LIBRARY}; record -- CMD does it by itself"
+    return Capability("NVTX library", "ok", detail, needed_for)
+
+
 CHECKS: tuple[Callable[[Host], Capability], ...] = (
     check_privilege,
     check_ring,
@@ -320,6 +330,7 @@ CHECKS: tuple[Callable[[Host], Capability], ...] = (
     check_cgroups,
     check_pid_namespace,
     check_nvml,
+    check_nvtx,
 )
 """All checks of the host, what is required first."""
 

@@ -40,7 +40,7 @@ def check_process(host: Host, pid: int) -> list[Capability]:
         detail = f"{name}: a kernel thread or a zombie, without memory maps"
         return [Capability(f"process {pid}", "degraded", detail, needed_for)]
     readable = Capability(f"process {pid}", "ok", f"{name}, {len(maps.splitlines())} maps", needed_for)
-    return [readable, _check_cuda(folder, pid, cuda_libraries(maps))]
+    return [readable, _check_cuda(folder, pid, cuda_libraries(maps)), _check_nvtx(host, pid)]
 
 
 _CUDA_USE = "GPU allocations of the process"
@@ -71,6 +71,15 @@ def _check_cuda(folder: Path, pid: int, libraries: dict[str, int]) -> Capability
     if not any("/libcudart" in path for path in libraries):
         listed += " (no libcudart: linked statically or unused; its driver calls are seen)"
     return Capability(name, "ok", listed, _CUDA_USE)
+
+
+def _check_nvtx(host: Host, pid: int) -> Capability:
+    from leakscope.record.probes.nvtx import is_injected, not_available
+
+    name, needed_for = f"NVTX of {pid}", "NVTX ranges of the process"
+    if is_injected(pid, host.proc):
+        return Capability(name, "ok", "started with leakscope's injection library", needed_for)
+    return Capability(name, "missing", not_available(pid), needed_for)
 
 
 def _is_same_file(folder: Path, path: str, inode: int) -> bool:

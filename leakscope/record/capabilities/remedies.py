@@ -91,6 +91,7 @@ MEMLOCK: Remedies = {
     "container": "docker run --ulimit memlock=-1:-1 …",
     "kubernetes": f"capabilities.add: [SYS_RESOURCE] {_SEE}",
 }
+NVTX_LIBRARY: Remedies = _everywhere("make programs")
 PID_NAMESPACE: Remedies = {
     "container": "docker run --pid=host …",
     "kubernetes": f"spec.hostPID: true {_SEE}",

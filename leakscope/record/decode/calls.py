@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +19,9 @@ from leakscope.record.decode.columns import (
     Words,
     distinct,
 )
+from leakscope.record.decode.device_maps import device_maps
 from leakscope.record.decode.mappings import Mappings, ProcessEnd
+from leakscope.record.decode.marks import mark_ids
 from leakscope.record.kernel.bpf import Map
 from leakscope.record.probes import functions
 from leakscope.record.probes.functions import FUNCTIONS
@@ -37,6 +40,7 @@ class DecodedCalls:
     mem_events: list[pa.Table] = field(default_factory=list)
     calls: pa.Table | None = None
     launches: pa.Table | None = None
+    device_maps: pa.Table | None = None
     exits: dict[int, int] = field(default_factory=dict)  # pid: ts_ns
     execs: dict[int, int] = field(default_factory=dict)
 
@@ -44,10 +48,18 @@ class DecodedCalls:
 class Calls:
     """Decodes batches of CALL_RECORD; keeps `exits` (pid → ts_ns) of the whole recording up to date."""
 
-    def __init__(self, columns: EventColumns, interner: Interner, live_ranges: Map, exits: dict[int, int]) -> None:
+    def __init__(
+        self,
+        columns: EventColumns,
+        interner: Interner,
+        live_ranges: Map,
+        exits: dict[int, int],
+        kernel_names: Callable[[np.ndarray], pa.Array] | None = None,
+    ) -> None:
         self._columns = columns
         self._interner = interner
         self._live = live_ranges
+        self._kernel_names = kernel_names
         self.exits = exits
         self.mappings = Mappings(columns)
         self._apis = np.array([columns.apis.code(p.api) for p in FUNCTIONS], np.int16)
@@ -77,6 +89,7 @@ class Calls:
             del ends_ns[:-1]  # what is decoded from now on is younger
         result.mem_events = [table for table in tables if table.num_rows]
         result.calls = self._calls_table(called[_LOGGED[called["function"]]])
+        result.device_maps = device_maps(called, self._columns.source_id)
         result.launches = self._launches_table(batch[kind == records.CALL_LAUNCH])
         return result
 
@@ -117,6 +130,7 @@ class Calls:
             python_stack=self._interner.python_stacks(own["python_stack"]),
             weight=1,
             call_id=np.where(_LOGGED[function], own["id"].astype(np.int64), 0),
+            mark_id=mark_ids(own["pid"], own["mark"]),
         )
 
     def _frees(self, ended: np.ndarray) -> pa.Table:
@@ -144,6 +158,7 @@ class Calls:
             weight=1,
             call_id=ended["id"].astype(np.int64),
             alloc_ts_ns=ended["alloc_ts_ns"],
+            mark_id=mark_ids(ended["pid"], ended["mark"]),
         )
 
     def _causes(self, ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -208,6 +223,7 @@ class Calls:
         synthetic = np.zeros(len(keys), records.CALL_RECORD)
         for name in ("size_bytes", "requested_bytes", "context", "caller", "user_stack", "python_stack", "function"):
             synthetic[name] = values[name]
+        synthetic["mark"] = values["mark"]
         synthetic["addr"], synthetic["pid"], synthetic["alloc_ts_ns"] = keys["addr"], keys["pid"], values["ts_ns"]
         synthetic["enter_ns"] = synthetic["exit_ns"] = end_ns
         synthetic["arg0"], synthetic["arg1"] = values["call_id"], keys["space"]
@@ -249,7 +265,8 @@ class Calls:
             "parent_id": launched["parent_id"],
             "ts_ns": launched["enter_ns"], "pid": launched["pid"], "tid": launched["tid"],
             "function": launched["addr"], "stream": launched["context"], "result": launched["result"],
-            "user_stack": self._stacks_of(launched),
+            "user_stack": self._stacks_of(launched), "mark_id": mark_ids(launched["pid"], launched["mark"]),
+            "context": launched["arg1"],
         }  # fmt: skip
         arrays = []
         for f in LAUNCHES:
@@ -257,6 +274,8 @@ class Calls:
                 arrays.append(self._call_apis.array(launched["function"]))
             elif f.name in triples:
                 arrays.append(pa.ListArray.from_arrays(pa.array(offsets), pa.array(triples[f.name].reshape(-1))))
+            elif f.name == "kernel" and self._kernel_names:
+                arrays.append(self._kernel_names(launched))
             elif f.name in plain:
                 arrays.append(pa.array(np.ascontiguousarray(plain[f.name]).astype(f.type.to_pandas_dtype())))
             else:

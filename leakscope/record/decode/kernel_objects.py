@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from leakscope.record import records
 from leakscope.record.decode.columns import CAUSE_CODES, KIND_CODES, LAYER_CODES, EventColumns, distinct
+from leakscope.record.decode.marks import mark_ids
 from leakscope.record.decode.sites import Sites
 from leakscope.record.symbols.interner import Interner
 
@@ -61,6 +62,7 @@ class KernelObjects:
             python_stack=self._interner.python_stacks(batch["python_stack"]),
             weight=batch["weight"],
             alloc_ts_ns=batch["alloc_ts_ns"],
+            mark_id=mark_ids(batch["pid"], batch["mark"]),
         )
 
     def _causes(self, batch: np.ndarray) -> np.ndarray:

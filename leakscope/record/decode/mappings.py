@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from leakscope.record import records
 from leakscope.record.decode.columns import CAUSE_CODES, KIND_CODES, LAYER_CODES, OP_CODES, EventColumns
+from leakscope.record.decode.marks import mark_ids
 from leakscope.record.decode.ranges import Cut, Mapping, Ranges, Stacks
 
 _MAP_ANONYMOUS = 0x20
@@ -34,7 +35,8 @@ ROW = np.dtype(
     [
         ("ts_ns", "i8"), ("pid", "i4"), ("tid", "i4"), ("cpu", "i2"), ("op", "i2"), ("cause", "i2"), ("kind", "i2"),
         ("function", "i2"), ("addr", "u8"), ("size_bytes", "i8"), ("requested_bytes", "i8"), ("raw_stack", "i4"),
-        ("caller", "u8"), ("python_stack", "u4"), ("call_id", "i8"), ("result", "i4"), ("alloc_ts_ns", "i8"),
+        ("caller", "u8"), ("python_stack", "u4"), ("mark", "u4"), ("call_id", "i8"), ("result", "i4"),
+        ("alloc_ts_ns", "i8"),
     ]
 )  # fmt: skip
 """A map event before its stack is resolved."""
@@ -95,6 +97,7 @@ class Mappings:
             "requested_bytes",
             "caller",
             "python_stack",
+            "mark",
         ):
             rows[name] = batch[name]
         rows["ts_ns"] = batch["exit_ns"]
@@ -113,7 +116,7 @@ class Mappings:
         `made` are the rows of its mappings in the same order; a moved part takes the kind of what it was a part of.
         """
         names = ("type", "function", "flags", "exit_ns", "enter_ns", "pid", "tid", "cpu", "addr", "size_bytes",
-                 "requested_bytes", "arg0", "arg1", "user_stack", "caller", "python_stack")  # fmt: skip
+                 "requested_bytes", "arg0", "arg1", "user_stack", "caller", "python_stack", "mark")  # fmt: skip
         kind_of_made = made["kind"].tolist()
         rows: list[tuple[int, ...]] = []
         done, next_made = 0, 0
@@ -177,7 +180,7 @@ class Mappings:
 
     def table(self, rows: np.ndarray, user_stacks: np.ndarray, python_stacks: np.ndarray) -> pa.Table:
         """`mem_events` of ROW arrays whose stacks were resolved."""
-        resolved = ("function", "raw_stack", "caller", "python_stack")
+        resolved = ("function", "raw_stack", "caller", "python_stack", "mark")
         apis = np.array([self._columns.apis.code(API_NAMES[i]) for i in sorted(API_NAMES)], np.int16)
         columns = {name: rows[name] for name in ROW.names or () if name not in resolved}
         return self._columns.table(
@@ -186,6 +189,7 @@ class Mappings:
             api=apis[rows["function"]],
             user_stack=user_stacks,
             python_stack=python_stacks,
+            mark_id=mark_ids(rows["pid"], rows["mark"]),
             weight=1,
             **columns,
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 Stacks = tuple[int, ...]
-"""Stacks of a call as probes gave them: user stack, caller, Python stack."""
+"""Stacks of a call as probes gave them: user stack, caller, Python stack; and the number of its NVTX range."""
 
 
 @dataclass(slots=True)

@@ -38,13 +38,19 @@ class ProgramConfig:
     sample_one_in: int = 64  # power of two
     mem_ring_bytes: int = 64 << 20
     call_ring_bytes: int = 8 << 20
+    mark_ring_bytes: int = 4 << 20
     live_entries: int = 1 << 20
     page_entries: int = 1 << 17
     range_entries: int = 1 << 18
     stack_entries: int = 1 << 14
     site_entries: int = 1 << 14
+    launch_args: int = 0  # words of a launch's parameters that are read, at most 64; 0 = none
+    launch_ring_bytes: int = 4096
+    kernel_ring_bytes: int = 4096
+    layout_entries: int = 64
     with_maps: bool = True
     with_functions: bool = False
+    nvtx: bool = False
 
     def constants(self) -> dict[str, int]:
         """All CONFIG_* values, the kernel's offsets included. Raises NotCapableError where BTF is missing."""
@@ -73,6 +79,7 @@ class ProgramConfig:
             "SAMPLE_ONE_IN": self.sample_one_in,
             "MEM_RING_BYTES": self.mem_ring_bytes,
             "CALL_RING_BYTES": self.call_ring_bytes,
+            "MARK_RING_BYTES": self.mark_ring_bytes if self.nvtx else mmap.PAGESIZE,
             "LIVE_ENTRIES": self.live_entries,
             "LIVE_DELETE_ABOVE": self.live_entries * 3 // 4 // cpus,
             "PAGE_ENTRIES": self.page_entries,
@@ -82,6 +89,7 @@ class ProgramConfig:
             "PAGE_SIZE": mmap.PAGESIZE,
             "WITH_MAPS": int(self.with_maps),
             "WITH_FUNCTIONS": int(self.with_functions),
+            "NVTX": int(self.nvtx),
             "SLAB_HAS_CACHE": int("kmem_cache" in arguments),
             "CACHE_NAME": types.member_offset("kmem_cache", "name") or 0,
             "CACHE_SIZE": types.member_offset("kmem_cache", "size") or 0,
@@ -95,6 +103,10 @@ class ProgramConfig:
             "RSS_SIZE": rss.get("size", 24),
             "TASK_THREAD_PID": types.member_offset("task_struct", "thread_pid") or 0,
             "PID_LEVEL": types.member_offset("pid", "level") or 0,
+            "LAUNCH_ARGS": self.launch_args,
+            "LAUNCH_RING_BYTES": self.launch_ring_bytes,
+            "KERNEL_RING_BYTES": self.kernel_ring_bytes,
+            "LAYOUT_ENTRIES": self.layout_entries,
             "PID_NUMBERS": types.member_offset("pid", "numbers") or 0,
         }
 

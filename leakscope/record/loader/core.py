@@ -19,14 +19,18 @@ from leakscope.record.loader.base import ProgramConfig
 _MAP_SIZES = {
     "mem_ring": "MEM_RING_BYTES",
     "call_ring": "CALL_RING_BYTES",
+    "mark_ring": "MARK_RING_BYTES",
     "stacks": "STACK_ENTRIES",
     "sites": "SITE_ENTRIES",
     "site_states": "SITE_ENTRIES",
     "live": "LIVE_ENTRIES",
     "live_pages": "PAGE_ENTRIES",
     "live_ranges": "RANGE_ENTRIES",
+    "launch_ring": "LAUNCH_RING_BYTES",
+    "kernel_ring": "KERNEL_RING_BYTES",
+    "launch_layouts": "LAYOUT_ENTRIES",
 }
-_UPROBES = ("on_function_entry", "on_function_return")
+_UPROBES = ("on_function_entry", "on_function_return", "on_kernel_entry", "on_kernel_return", "on_mark")
 _PER_CPU_MAPS = frozenset({"counters", "site_states", "stack_budget"})
 
 _PRINTER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)

@@ -14,7 +14,9 @@ from leakscope.record.records import SPACE_ARRAY, SPACE_HANDLE, SPACE_HEAP, SPAC
 (
     NONE, ALLOC, FREE, REALLOC, CONTEXT_SET, CONTEXT_PUSH, CONTEXT_POP, CONTEXT_CREATE, CONTEXT_RETAIN, CONTEXT_DESTROY,
     DEVICE_RESET, HANDLE_MAP, HANDLE_UNMAP, HANDLE_RELEASE, HANDLE_RETAIN, LAUNCH_DRIVER, LAUNCH_RUNTIME, CALL,
-) = range(18)  # fmt: skip
+    LAUNCH_COOPERATIVE, LAUNCH_CONFIG_DRIVER, LAUNCH_CONFIG_RUNTIME, IMAGE_LOAD, IMAGE_FILE, IMAGE_REGISTER,
+    KERNEL_REGISTER, KERNEL_GET, KERNEL_ALIAS, KERNEL_PARAMETER,
+) = range(28)  # fmt: skip
 (
     SIZE_NONE, SIZE_ARG, SIZE_PRODUCT, SIZE_PITCH, SIZE_ARRAY, SIZE_ARRAY_3D, SIZE_RUNTIME_ARRAY, SIZE_RUNTIME_ARRAY_3D,
     SIZE_PITCHED_PTR, SIZE_MIPMAPPED,
@@ -39,7 +41,7 @@ class FunctionProbe:
     addr_arg: int = 0
     success: int = SUCCESS_ZERO
     space: int = SPACE_MEMORY
-    group: str = "memory"  # memory, launch, heap: what switches it on
+    group: str = "memory"  # memory, launch, kernel (where kernels come from), heap: what switches it on
 
     def spec(self, enabled: bool) -> bytes:
         """The row of the BPF map `functions` (struct function_spec)."""
@@ -117,10 +119,20 @@ def _driver() -> list[FunctionProbe]:
         "cuMemPoolDestroy", *_with_stream_twins("cuMemPoolTrimTo"),
     )  # fmt: skip
     table += _plain(LAUNCH_DRIVER, lib, *_with_stream_twins("cuLaunchKernel"), group="launch")
+    table += _plain(LAUNCH_COOPERATIVE, lib, *_with_stream_twins("cuLaunchCooperativeKernel"), group="launch")
+    table += _plain(LAUNCH_CONFIG_DRIVER, lib, *_with_stream_twins("cuLaunchKernelEx"), group="launch")
     table += _plain(
         CALL, lib, "cuGraphInstantiateWithFlags", *_with_stream_twins("cuGraphInstantiateWithParams", "cuGraphLaunch"),
-        "cuGraphExecDestroy", *_with_stream_twins("cuLaunchKernelEx"), group="launch",
+        "cuGraphExecDestroy", group="launch",
     )  # fmt: skip
+    table += _plain(
+        IMAGE_LOAD, lib, "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary", "cuLibraryLoadData",
+        group="kernel",
+    )  # fmt: skip
+    table += _plain(IMAGE_FILE, lib, "cuModuleLoad", "cuLibraryLoadFromFile", group="kernel")
+    table += _plain(KERNEL_GET, lib, "cuModuleGetFunction", "cuLibraryGetKernel", group="kernel")
+    table += _plain(KERNEL_ALIAS, lib, "cuKernelGetFunction", "cuLibraryGetModule", group="kernel")
+    table += _plain(KERNEL_PARAMETER, lib, "cuFuncGetParamInfo", "cuKernelGetParamInfo", group="kernel")
     return table
 
 
@@ -143,7 +155,20 @@ def _runtime() -> list[FunctionProbe]:
     table += _free("cudaFreeArray", lib, SPACE_ARRAY) + _free("cudaFreeMipmappedArray", lib, SPACE_ARRAY)
     table += _alloc("cudaIpcOpenMemHandle", "ipc", 0, lib, size_how=SIZE_NONE) + _free("cudaIpcCloseMemHandle", lib)
     table += _plain(DEVICE_RESET, lib, "cudaDeviceReset")
-    table += _plain(LAUNCH_RUNTIME, lib, *_with_stream_twins("cudaLaunchKernel"), group="launch")
+    # __cudaLaunchKernel: what the launch stubs of nvcc 12.8 and later call, with a cudaKernel_t.
+    launches = _with_stream_twins("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "__cudaLaunchKernel")
+    table += _plain(LAUNCH_RUNTIME, lib, *launches, group="launch")
+    table += _plain(LAUNCH_CONFIG_RUNTIME, lib, *_with_stream_twins("cudaLaunchKernelExC"), group="launch")
+    always: dict[str, object] = {"success": SUCCESS_ALWAYS, "group": "kernel"}
+    table += [
+        FunctionProbe("__cudaRegisterFatBinary", lib, IMAGE_REGISTER, **always),  # type: ignore[arg-type]
+        FunctionProbe("__cudaRegisterFunction", lib, KERNEL_REGISTER, **always),  # type: ignore[arg-type]
+    ]
+    table += _plain(KERNEL_ALIAS, lib, "cudaGetFuncBySymbol", "cudaGetKernel", "__cudaGetKernel", group="kernel")
+    table += _plain(IMAGE_LOAD, lib, "cudaLibraryLoadData", group="kernel")
+    table += _plain(IMAGE_FILE, lib, "cudaLibraryLoadFromFile", group="kernel")
+    table += _plain(KERNEL_GET, lib, "cudaLibraryGetKernel", group="kernel")
+    table += _plain(KERNEL_PARAMETER, lib, "cudaFuncGetParamInfo", group="kernel")
     table += _plain(
         CALL,
         lib,

@@ -16,9 +16,11 @@ from leakscope.record.kernel.bpf import Map
 from leakscope.record.loader import LoadedPrograms
 from leakscope.record.probes.functions import FUNCTIONS, LIBRARY_PATTERNS
 from leakscope.record.probes.tracepoints import Attachments
-from leakscope.record.symbols.elf import ElfFile
+from leakscope.symbols.elf import ElfFile
 
-ENTRY, RETURN = "on_function_entry", "on_function_return"
+PROGRAMS = {"kernel": ("on_kernel_entry", "on_kernel_return")}
+"""The entry and return programs of a group's functions, other than those of all others."""
+FUNCTION_PROGRAMS = ("on_function_entry", "on_function_return")
 
 
 def library_of(path: str) -> str | None:
@@ -79,10 +81,15 @@ class FunctionProbes:
         ]
         if not wanted:
             return 0
+        by_programs: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        for offset, index in wanted:
+            programs = PROGRAMS.get(FUNCTIONS[index].group, FUNCTION_PROGRAMS)
+            by_programs.setdefault(programs, []).append((offset, index))
         # Returns first: a call that enters before its return is probed would stay open.
-        for at_return in (True, False):
+        for (entry, at_return), places in by_programs.items():
             try:
-                self._attach(path, wanted, at_return)
+                self._attach(path, places, at_return, at_return=True)
+                self._attach(path, places, entry, at_return=False)
             except OSError as error:
                 self._attachments.failed.append((f"uprobe:{path}", str(error.strerror)))
                 return 0
@@ -91,8 +98,17 @@ class FunctionProbes:
         self._attachments.names.append(f"uprobe:{path} ({len(wanted)} functions{how})")
         return len(wanted)
 
-    def _attach(self, path: str, wanted: list[tuple[int, int]], at_return: bool) -> None:
-        program = RETURN if at_return else ENTRY
+    def attach_program(self, program: str, path: str, wanted: list[tuple[int, int]]) -> None:
+        """Attach another uprobe program to entries (file offset, cookie) of a file. Raises OSError."""
+        self._attach(path, wanted, program, at_return=False)
+        how = "" if self._multi else ", a perf event each"
+        self._attachments.names.append(f"uprobe:{path} ({len(wanted)} functions{how})")
+
+    def failed(self, path: str, error: Exception) -> None:
+        """Note that a file could not be attached to."""
+        self._attachments.failed.append((f"uprobe:{path}", str(getattr(error, "strerror", None) or error)))
+
+    def _attach(self, path: str, wanted: list[tuple[int, int]], program: str, *, at_return: bool) -> None:
         if self._multi:
             fd = self._programs.program(program, "uprobe")
             try:

@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from leakscope.record.symbols.elf import ElfFile
+from leakscope.symbols.elf import ElfFile
 
 _MAX_FRAME_BYTES = 120  # the kernel side masks to below 128
 NO_OFFSET = 0xFFFF

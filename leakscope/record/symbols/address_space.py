@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import bisect
 import mmap
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from leakscope.record.symbols.elf import ElfFile
+from leakscope.record.symbols.perf_map import PerfMap
+from leakscope.symbols.debug_files import SymbolFile, separate_debug_files
+from leakscope.symbols.demangle import demangle
+from leakscope.symbols.elf import ElfFile, Segment
+
+_ANONYMOUS = ("//anon", "/memfd:", "/dev/zero", "/anon_hugepage")
+"""How paths begin of executable memory that no file of the disk is behind: code made at run time."""
 
 
 class Module:
@@ -18,10 +25,12 @@ class Module:
         self._build_id = build_id
         self._elf: ElfFile | None = None
         self.problem = ""
+        self._root = ""  # what the path was found below: /proc/PID/root, or nothing
         for candidate in candidates:
             try:
-                with open(candidate, "rb") as file:
-                    self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self._file = open(candidate, "rb")  # noqa: SIM115 (stays open: see symbol_files)
+                self._data = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+                self._root = candidate.removesuffix(path)
                 break
             except (OSError, ValueError) as error:
                 self.problem = str(error)
@@ -58,14 +67,40 @@ class Module:
         """The build id if it was told or read already; never opens the file."""
         return self._build_id
 
+    @property
+    def data(self) -> mmap.mmap | None:
+        """The bytes of the file, None where it cannot be read."""
+        return self._data
+
     def function_at(self, offset: int) -> str:
-        """Name of the function at a file offset, '' when unknown."""
+        """Readable name of the function at a file offset, '' when unknown."""
+        return demangle(self.symbol_at(offset))
+
+    def symbol_at(self, offset: int) -> str:
+        """Name of the function at a file offset as the file has it, '' when unknown."""
         elf = self._load()
         try:
             return elf.function_at(offset) if elf else ""
         except ValueError as error:
             self._give_up(error)
             return ""
+
+    @property
+    def code(self) -> tuple[Segment, ...]:
+        """The executable segments of a file whose symbols were asked for; never opens the file."""
+        return self._elf.code if self._elf else ()
+
+    def symbol_files(self) -> list[SymbolFile]:
+        """The module and its separate debug files: of its own mount namespace while that lasts, then of the host."""
+        elf = self._load()
+        if elf is None:
+            return []
+        # By way of the descriptor: the process may be gone, and the file replaced or deleted.
+        own = SymbolFile(f"/proc/{os.getpid()}/fd/{self._file.fileno()}", elf)
+        try:
+            return [own, *separate_debug_files(elf, self.path, sorted({self._root, ""}, reverse=True))]
+        except ValueError:
+            return [own]
 
 
 @dataclass
@@ -115,6 +150,8 @@ class AddressSpaces:
         self._proc = proc
         self._history: dict[int, list[tuple[int, AddressSpace]]] = {}  # pid: (from ts_ns, space), oldest first
         self._modules: dict[tuple[str, str], Module] = {}
+        self._anonymous = Module("", [])
+        self._perf_maps: dict[int, PerfMap] = {}
 
     def module(self, pid: int, path: str, build_id: str) -> Module:
         """The module of a path as `pid` sees it (its own mount namespace first)."""
@@ -139,6 +176,7 @@ class AddressSpaces:
 
     def start(self, pid: int, ts_ns: int) -> None:
         """A process replaced its image (exec)."""
+        self._perf_maps.pop(pid, None)
         self._history.setdefault(pid, []).append((ts_ns, AddressSpace()))
 
     def fork(self, parent: int, child: int, ts_ns: int) -> None:
@@ -146,13 +184,28 @@ class AddressSpaces:
         self._history.setdefault(child, []).append((ts_ns, self.at(parent, ts_ns).copy()))
 
     def map(self, pid: int, ts_ns: int, start: int, end: int, file_offset: int, path: str, build_id: str = "") -> None:
-        """An executable file mapping was made."""
-        if path.startswith("/"):
+        """An executable mapping was made."""
+        if path.startswith(_ANONYMOUS):
+            self.at(pid, ts_ns).add(Mapping(start, end, start, self._anonymous))
+            self._perf_map(pid)  # while the process is there
+        elif path.startswith("/"):
             self.at(pid, ts_ns).add(Mapping(start, end, file_offset, self.module(pid, path, build_id)))
 
     def forget(self, pid: int) -> None:
         """Drop a process that ended long ago."""
         self._history.pop(pid, None)
+        self._perf_maps.pop(pid, None)
+
+    def _perf_map(self, pid: int) -> PerfMap:
+        if pid not in self._perf_maps:
+            self._perf_maps[pid] = PerfMap(pid, self._proc)
+        return self._perf_maps[pid]
+
+    def jit_function(self, pid: int, address: int) -> tuple[str, str]:
+        """(path of the perf map, name) of a function that a process made at run time; ('', '') when unknown."""
+        perf_map = self._perf_map(pid)
+        name = perf_map.function_at(address)
+        return (perf_map.path, name) if name else ("", "")
 
     def _read_proc(self, pid: int) -> AddressSpace:
         space = AddressSpace()
@@ -161,19 +214,27 @@ class AddressSpaces:
         except OSError:
             return space
         for line in text.splitlines():
-            fields = line.split(None, 5)
-            if len(fields) < 6 or "x" not in fields[1] or not fields[5].startswith("/"):
+            fields = [*line.split(None, 5), ""][:6]
+            if "x" not in fields[1] or fields[5].startswith("["):
                 continue
-            start, _, end = fields[0].partition("-")
+            start, end = (int(place, 16) for place in fields[0].split("-"))
             path = fields[5].removesuffix(" (deleted)")
-            space.add(Mapping(int(start, 16), int(end, 16), int(fields[2], 16), self.module(pid, path, "")))
+            if not path or path.startswith(_ANONYMOUS):
+                space.add(Mapping(start, end, start, self._anonymous))
+            else:
+                space.add(Mapping(start, end, int(fields[2], 16), self.module(pid, path, "")))
         return space
 
     def rows(self) -> list[tuple[int, int, Mapping]]:
-        """(pid, from ts_ns, mapping) of everything known."""
+        """(pid, from ts_ns, mapping) of every file that is known to be mapped."""
         return [
             (pid, from_ns, mapping)
             for pid, history in self._history.items()
             for from_ns, space in history
             for mapping in space.mappings
+            if mapping.module is not self._anonymous
         ]
+
+    def modules(self) -> list[Module]:
+        """Every file that was mapped."""
+        return list(self._modules.values())

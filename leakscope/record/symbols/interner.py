@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from leakscope.model.tables import FRAMES, STACKS
-from leakscope.record.symbols.address_space import AddressSpaces
+from leakscope.record.symbols.address_space import AddressSpaces, Module
 from leakscope.record.symbols.kernel import KernelSymbols
 
 _PROBE_MACHINERY = ("__traceiter_", "__bpf_trace_", "bpf_trace_run", "bpf_get_stack", "bpf_prog_")
@@ -95,8 +95,8 @@ class Interner:
             frames = []
             for depth, address in enumerate(addresses[:MAX_DEPTH]):
                 mapping = space.find(address)
-                if mapping is None:
-                    frames.append(self._user_frame("", address, None, 0))
+                if mapping is None or not mapping.module.path:
+                    frames.append(self._anonymous_frame(pid, address, int(depth > 0)))
                 else:
                     offset = address - mapping.start + mapping.file_offset
                     frames.append(self._user_frame(mapping.module.path, offset, mapping.module, int(depth > 0)))
@@ -122,14 +122,19 @@ class Interner:
             self._add_frame(key, function, "", "", file, line)
         return self._frame_ids[key]
 
-    def _user_frame(self, path: str, offset: int, module: object, back: int) -> int:
+    def _user_frame(self, path: str, offset: int, module: Module, back: int) -> int:
         key = ("native", path, offset)
         if key not in self._frame_ids:
-            if module is None:
-                self._add_frame(key, "", "", "")
-            else:
-                function = module.function_at(offset - back) or module.function_at(offset)  # type: ignore[attr-defined]
-                self._add_frame(key, function, path, module.build_id)  # type: ignore[attr-defined]
+            function = module.function_at(offset - back) or module.function_at(offset)
+            self._add_frame(key, function, path, module.build_id)
+        return self._frame_ids[key]
+
+    def _anonymous_frame(self, pid: int, address: int, back: int) -> int:
+        """An address that no file is behind: of code made at run time, or no code at all."""
+        perf_map, function = self._spaces.jit_function(pid, address - back)
+        key = ("native", f"{perf_map}\0{function}" if function else "", address)
+        if key not in self._frame_ids:
+            self._add_frame(key, function, perf_map, "")
         return self._frame_ids[key]
 
     def _add_frame(

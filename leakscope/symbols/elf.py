@@ -1,4 +1,8 @@
-"""Function symbols, build id and segments of an ELF file, read with pyelftools and decoded in bulk by numpy."""
+"""Function symbols, build id and segments of an ELF file, read with pyelftools and decoded in bulk by numpy.
+
+Addresses are those of the file (its link-time virtual addresses); offsets are places in the file. A separate debug file
+has the addresses of the file that it was made from, but not its offsets: objcopy(1) drops them with the contents.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ _SYMBOL_64 = np.dtype(
 )
 _STT_FUNC, _STT_GNU_IFUNC = 2, 10
 _PF_X = 1
+MAX_DEBUG_LINK_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,14 @@ class Segment:
     offset: int
     size_bytes: int
     executable: bool
+
+
+def address_of(segments: Iterable[Segment], offset: int) -> int | None:
+    """The address at a file offset, None where no segment has it."""
+    for segment in segments:
+        if segment.offset <= offset < segment.offset + segment.size_bytes:
+            return offset - segment.offset + segment.address
+    return None
 
 
 @contextlib.contextmanager
@@ -74,9 +87,36 @@ class ElfFile:
                     return str(note["n_desc"])
         return ""
 
+    @property
+    def code(self) -> tuple[Segment, ...]:
+        """The executable segments; () for a separate debug file, whose segments have no contents."""
+        return tuple(segment for segment in self.segments if segment.executable and segment.size_bytes)
+
+    @cached_property
+    def has_debug_info(self) -> bool:
+        """Whether the file itself has DWARF that says more than how to unwind."""
+        with _damage_as_value_error():
+            return any(self._elf.get_section_by_name(name) for name in (".debug_info", ".zdebug_info"))
+
+    @cached_property
+    def debug_link(self) -> tuple[str, int] | None:
+        """(file name, CRC-32 of its content) of the separate debug file that `.gnu_debuglink` names, None without.
+
+        The section holds a name that ends with a zero byte, padding to four bytes, and the CRC
+        (https://sourceware.org/gdb/current/onlinedocs/gdb.html/Separate-Debug-Files.html).
+        """
+        with _damage_as_value_error():
+            section = self._elf.get_section_by_name(".gnu_debuglink")
+            if section is None or section["sh_size"] > MAX_DEBUG_LINK_BYTES:
+                return None
+            name, _, rest = section.data().partition(b"\0")
+            if not name or b"/" in name or len(rest) < 4:
+                return None
+            return name.decode("utf-8", "surrogateescape"), int.from_bytes(rest[-4:], "little")
+
     @cached_property
     def _functions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """(file offset, size, string table, place of the name in it) of all function symbols, sorted by offset."""
+        """(address, size, string table, place of the name in it) of all function symbols, sorted by address."""
         with _damage_as_value_error():
             return self._read_functions()
 
@@ -85,44 +125,46 @@ class ElfFile:
         self._strings: list[bytes] = []
         for section_name in (".symtab", ".dynsym"):
             section = self._elf.get_section_by_name(section_name)
-            if section is None:
+            if section is None or section["sh_type"] == "SHT_NOBITS":
                 continue
             self._strings.append(self._elf.get_section(section["sh_link"]).data())
             table = np.frombuffer(section.data(), _SYMBOL_64)
             kinds = table["info"] & 15
             table = table[((kinds == _STT_FUNC) | (kinds == _STT_GNU_IFUNC)) & (table["section"] != 0)]
             which = np.full(len(table), len(self._strings) - 1)
-            columns.append((self._file_offsets(table["value"]), table["size"].astype(np.int64), which, table["name"]))
+            columns.append((table["value"].astype(np.int64), table["size"].astype(np.int64), which, table["name"]))
         if not columns:
             empty = np.empty(0, np.int64)
             return empty, empty, empty, empty
-        offsets, sizes, which, places = (np.concatenate(parts) for parts in zip(*columns, strict=True))
-        order = np.lexsort((sizes, offsets))
-        return offsets[order], sizes[order], which[order], places[order]
-
-    def _file_offsets(self, addresses: np.ndarray) -> np.ndarray:
-        result = addresses.astype(np.int64)
-        for segment in self.segments:
-            inside = (addresses >= segment.address) & (addresses < segment.address + segment.size_bytes)
-            result[inside] = addresses[inside].astype(np.int64) - segment.address + segment.offset
-        return result
+        addresses, sizes, which, places = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+        order = np.lexsort((sizes, addresses))
+        return addresses[order], sizes[order], which[order], places[order]
 
     def function_at(self, offset: int) -> str:
-        """Name of the function that covers a file offset, '' when none does."""
-        offsets, sizes, _, _ = self._functions
-        index = int(np.searchsorted(offsets, offset, "right")) - 1
+        """Name of the function that covers a file offset, as the file has it (mangled); '' when none does."""
+        address = address_of(self.segments, offset)
+        return "" if address is None else self.function_at_address(address)
+
+    def function_at_address(self, address: int) -> str:
+        """Name of the function that covers an address, as the file has it (mangled); '' when none does."""
+        addresses, sizes, _, _ = self._functions
+        index = int(np.searchsorted(addresses, address, "right")) - 1
         if index < 0:
             return ""
-        start = offsets[index]
-        first = int(np.searchsorted(offsets, start, "left"))
+        start = addresses[index]
+        first = int(np.searchsorted(addresses, start, "left"))
         # Size 0 marks hand-written assembly, which reaches to the next symbol.
-        found = [self._name(i) for i in range(first, index + 1) if offset < start + sizes[i] or sizes[i] == 0]
+        found = [self._name(i) for i in range(first, index + 1) if address < start + sizes[i] or sizes[i] == 0]
         # Of several names the public one: malloc rather than __libc_malloc.
         return min(found, key=lambda name: (len(name) - len(name.lstrip("_")), len(name), name), default="")
 
     def function_offsets(self) -> dict[str, int]:
         """File offset of each exported or local function by name (symbol versions dropped)."""
-        offsets = self._functions[0]
+        addresses = self._functions[0]
+        offsets = addresses.copy()
+        for segment in self.segments:
+            inside = (addresses >= segment.address) & (addresses < segment.address + segment.size_bytes)
+            offsets[inside] = addresses[inside] - segment.address + segment.offset
         return {self._name(index): int(offset) for index, offset in enumerate(offsets)}
 
     def data_symbols(self, names: Iterable[str]) -> dict[str, int]:

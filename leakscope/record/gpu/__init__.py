@@ -1,0 +1,1 @@
+"""GPU kernels of a target: their images, names and parameters, and the arguments of their launches."""
