@@ -19,6 +19,7 @@
 #define CONFIG_LAUNCH_RING_BYTES 4096
 #define CONFIG_KERNEL_RING_BYTES 4096
 #define CONFIG_LAYOUT_ENTRIES 1024
+#define CONFIG_IDENTITY_ENTRIES 1024
 
 struct config {
 	u64 sources; /* what the object was built from: set by the Makefile, checked by the loader */
@@ -55,6 +56,9 @@ struct config {
 	u64 pid_numbers;
 	u64 nvtx;
 	u64 launch_args; /* words of a launch's parameters that are read, 0 = none */
+	u64 mode;
+	u64 min_size;
+	u64 sample_bytes;
 };
 
 const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
@@ -91,4 +95,7 @@ const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
 #define CONFIG_PID_NUMBERS config.pid_numbers
 #define CONFIG_NVTX config.nvtx
 #define CONFIG_LAUNCH_ARGS config.launch_args
+#define CONFIG_MODE config.mode
+#define CONFIG_MIN_SIZE config.min_size
+#define CONFIG_SAMPLE_BYTES config.sample_bytes
 #endif

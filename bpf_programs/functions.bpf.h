@@ -7,8 +7,10 @@
 #pragma once
 #include "marks.bpf.h"
 #include "launches.bpf.h"
+#include "census.bpf.h"
 #include "python.bpf.h"
 #include "ranges.bpf.h"
+#include "sampling.bpf.h"
 #include "sizes.bpf.h"
 
 enum addr_how { ADDR_NONE = 0, ADDR_OUT = 1, ADDR_RETURN = 2, ADDR_ARG = 3 };
@@ -103,6 +105,8 @@ int on_function_entry(struct pt_regs *ctx)
 		else
 			bpf_map_delete_elem(&live_ranges, &range);
 	}
+	if (CONFIG_MODE == MODE_CENSUS && !call.parent_id && spec->space != SPACE_HEAP)
+		note_outermost_call(tid, function, call.user_stack, call.caller);
 	open.id = call.id;
 	open.sp = call.sp;
 	open.owner = call.enclosing_owner;
@@ -168,6 +172,7 @@ int on_function_return(struct pt_regs *ctx)
 	u32 tid = (u32)id;
 	u32 tgid = id >> 32;
 	int ok;
+	int chosen = 1;
 
 	if (!spec || !spec->enabled)
 		return 0;
@@ -178,6 +183,8 @@ int on_function_return(struct pt_regs *ctx)
 		return 0;
 	call = *in_flight;
 	bpf_map_delete_elem(&calls_in_flight, &key);
+	if (CONFIG_MODE == MODE_CENSUS && !call.parent_id)
+		bpf_map_delete_elem(&outermost_calls, &tid);
 	open = bpf_map_lookup_elem(&thread_calls, &tid);
 	if (open) { /* the enclosing call is innermost again; its frame lies above this one */
 		outer.id = call.parent_id;
@@ -225,7 +232,9 @@ int on_function_return(struct pt_regs *ctx)
 	} else {
 		values.addr = call.args[0];
 	}
-	if (spec->log_call || (spec->role == ROLE_ALLOC && !call.nested) || spec->role == ROLE_REALLOC)
+	if (spec->space == SPACE_HEAP && ok && range.addr && !call.nested)
+		chosen = is_chosen(values.size_bytes);
+	if (chosen && (spec->log_call || (spec->role == ROLE_ALLOC && !call.nested) || spec->role == ROLE_REALLOC))
 		send_call(&call, &values);
 	if (call.expected_alloc_ts_ns) { /* a free: of what its entry put aside */
 		struct range_key ended = range;
@@ -247,6 +256,12 @@ int on_function_return(struct pt_regs *ctx)
 	if (!ok)
 		return 0;
 
+	if (!chosen) {
+		known = bpf_map_lookup_elem(&live_ranges, &range);
+		if (known) /* whoever gets the address proves that its last object ended */
+			end_range(&range, known, values.exit_ns, 0, CAUSE_REUSE);
+		return 0;
+	}
 	if ((spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC) && !call.nested && range.addr) {
 		fresh.ts_ns = values.exit_ns;
 		fresh.size_bytes = values.size_bytes;

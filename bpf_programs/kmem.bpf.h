@@ -6,7 +6,9 @@
  * free fired no tracepoint (kfree_rcu) or was skipped (nested program). */
 #pragma once
 #include "marks.bpf.h"
+#include "census.bpf.h"
 #include "python.bpf.h"
+#include "sampling.bpf.h"
 
 static inline void send_mem(u64 addr, struct live_object *object, u64 now, u8 op, u8 cause)
 {
@@ -81,6 +83,7 @@ static inline struct site_state *new_site(struct allocation *what)
 		}
 	}
 	fresh.id = known->id;
+	fresh.size_bytes = known->size_bytes;
 	bpf_map_update_elem(&site_states, key, &fresh, BPF_ANY);
 	return bpf_map_lookup_elem(&site_states, key);
 }
@@ -154,13 +157,13 @@ static inline void describe(void *ctx, struct live_object *object, struct site_s
 
 /* An entry that goes in while the map is nearly full is deleted when its object ends, else only marked as free. The count
  * of entries is this CPU's; the map is shared, so each CPU keeps to its share. */
-static inline void insert_live(u64 addr, struct live_object *object)
+static inline int insert_live(u64 addr, struct live_object *object)
 {
 	u32 which = COUNT_LIVE_ENTRIES;
 	u64 *entries = bpf_map_lookup_elem(&counters, &which);
 	long error;
 
-	if (entries && (s64)*entries > (s64)CONFIG_LIVE_DELETE_ABOVE)
+	if (entries && (s64)(*entries - entries_swept()) > (s64)CONFIG_LIVE_DELETE_ABOVE)
 		object->weight |= DELETE_WHEN_FREED;
 	error = bpf_map_update_elem(&live, &addr, object, BPF_ANY);
 	if (error == 0 && entries)
@@ -169,6 +172,19 @@ static inline void insert_live(u64 addr, struct live_object *object)
 		count(COUNT_LIVE_FULL);
 	else
 		count(COUNT_LIVE_BUSY);
+	return error == 0;
+}
+
+/* An object ended: by a free, or unseen. */
+static inline void end_object(u64 addr, struct live_object *object, u8 cause)
+{
+	u64 now = bpf_ktime_get_ns();
+
+	if (CONFIG_MODE == MODE_CENSUS)
+		count_end(object, now, cause);
+	else
+		send_mem(addr, object, now, OP_FREE, cause);
+	object->ts_ns = 0;
 }
 
 static inline struct site_state *site_of(struct allocation *what)
@@ -187,16 +203,26 @@ static inline int kernel_alloc(void *ctx, struct allocation *what)
 
 	/* Whoever gets the address, inside the scope or not, proves that its last object ended. */
 	old = bpf_map_lookup_elem(&live, &addr);
-	if (old && old->ts_ns) {
-		send_mem(addr, old, bpf_ktime_get_ns(), OP_FREE, CAUSE_REUSE);
-		old->ts_ns = 0;
-	}
+	if (old && old->ts_ns)
+		end_object(addr, old, CAUSE_REUSE);
 	if (!in_scope(current_tgid()))
 		return 0;
-	state = site_of(what);
-	if (!state)
+	if (CONFIG_MODE == MODE_CENSUS && has_ended(current_tgid()))
 		return 0;
-	if (old) {
+	state = site_of(what);
+	if (!state || !is_chosen(state->size_bytes))
+		return 0;
+	if (CONFIG_MODE == MODE_CENSUS) {
+		describe(ctx, &fresh, state, what->requested_bytes, bpf_ktime_get_ns());
+		fresh.identity = identity_of(&fresh);
+		if (!fresh.identity)
+			return 0;
+		if (old)
+			*old = fresh;
+		else if (!insert_live(addr, &fresh))
+			return 0;
+		count_allocation(&fresh);
+	} else if (old) {
 		describe(ctx, old, state, what->requested_bytes, bpf_ktime_get_ns());
 		send_mem(addr, old, old->ts_ns, OP_ALLOC, CAUSE_CALL);
 	} else {
@@ -221,8 +247,7 @@ static inline int kernel_free(u64 addr)
 			count(COUNT_FREE_UNMATCHED);
 		return 0;
 	}
-	send_mem(addr, object, bpf_ktime_get_ns(), OP_FREE, CAUSE_CALL);
-	object->ts_ns = 0;
+	end_object(addr, object, CAUSE_CALL);
 	if (object->weight & DELETE_WHEN_FREED) {
 		entries = bpf_map_lookup_elem(&counters, &which);
 		if (bpf_map_delete_elem(&live, &addr) == 0 && entries)
@@ -306,25 +331,36 @@ int on_mm_page_alloc(struct raw_tracepoint_args *ctx)
 		return 0;
 	}
 	old = bpf_map_lookup_elem(&live_pages, &page);
-	if (old && old->ts_ns) {
-		send_mem(page, old, bpf_ktime_get_ns(), OP_FREE, CAUSE_REUSE);
-		old->ts_ns = 0;
-	}
+	if (old && old->ts_ns)
+		end_object(page, old, CAUSE_REUSE);
 	if (!in_scope(current_tgid()))
+		return 0;
+	if (CONFIG_MODE == MODE_CENSUS && has_ended(current_tgid()))
 		return 0;
 	what.addr = page;
 	what.kind = SITE_PAGE;
 	what.size_bytes = CONFIG_PAGE_SIZE << (order & 31);
 	what.site.what = order | migratetype << 8 | (u64)gfp << 32;
 	state = site_of(&what);
-	if (!state)
+	if (!state || !is_chosen(state->size_bytes))
 		return 0;
 	describe(ctx, &fresh, state, 0, bpf_ktime_get_ns());
-	if (old)
+	if (CONFIG_MODE == MODE_CENSUS) {
+		fresh.identity = identity_of(&fresh);
+		if (!fresh.identity)
+			return 0;
+	}
+	if (old) {
 		*old = fresh;
-	else if (bpf_map_update_elem(&live_pages, &page, &fresh, BPF_ANY))
+	} else if (bpf_map_update_elem(&live_pages, &page, &fresh, BPF_ANY)) {
 		count(COUNT_LIVE_FULL);
-	send_mem(page, &fresh, fresh.ts_ns, OP_ALLOC, CAUSE_CALL);
+		if (CONFIG_MODE == MODE_CENSUS)
+			return 0;
+	}
+	if (CONFIG_MODE == MODE_CENSUS)
+		count_allocation(&fresh);
+	else
+		send_mem(page, &fresh, fresh.ts_ns, OP_ALLOC, CAUSE_CALL);
 	return 0;
 }
 
@@ -336,7 +372,6 @@ int on_mm_page_free(struct raw_tracepoint_args *ctx)
 
 	if (!object || !object->ts_ns)
 		return 0;
-	send_mem(page, object, bpf_ktime_get_ns(), OP_FREE, CAUSE_CALL);
-	object->ts_ns = 0;
+	end_object(page, object, CAUSE_CALL);
 	return 0;
 }

@@ -4,7 +4,7 @@
 
 struct live_object { /* a kernel object or page believed live; ts_ns 0 = freed, free to overwrite */
 	u64 ts_ns;
-	u64 caller;
+	u64 caller;          /* census: once it is freed, when that was */
 	u32 pid;
 	s32 user_stack;
 	s32 kernel_stack;
@@ -12,7 +12,10 @@ struct live_object { /* a kernel object or page believed live; ts_ns 0 = freed, 
 	u32 weight;
 	u32 requested_bytes;
 	u32 python_stack;
-	u32 mark;            /* NVTX range */
+	union {
+		u32 mark;        /* stream: NVTX range */
+		u32 identity;    /* census: of `identity_counts` */
+	};
 };
 
 #define DELETE_WHEN_FREED (1U << 31) /* in the weight of an entry made while the map was nearly full */
@@ -24,9 +27,50 @@ struct bucket { /* of stacks that may be taken: refilled with time, emptied by t
 
 struct site_state { /* this CPU's view of a site */
 	u32 id;
-	u32 pad;
+	u32 size_bytes;
 	struct bucket bucket;
 };
+
+/* Census: whose objects are counted together. */
+struct identity_key {
+	u64 caller;
+	u64 call_caller;     /* of the outermost probed call around the allocation */
+	u32 pid;
+	u32 site;
+	s32 kernel_stack;
+	s32 user_stack;
+	u32 python_stack;
+	u32 weight;
+	s32 call_stack;
+	u32 call_function;   /* index of that call's function + 1, 0 = none */
+};
+
+struct identity_count { /* this CPU's part */
+	u64 allocated;
+	u64 freed;
+	u64 reused;          /* ended unseen: the address was handed out again */
+	u64 exited;          /* freed after the exit of their process had begun */
+	u64 first_ns;        /* of the allocations */
+	u64 last_ns;
+};
+
+struct outermost_call { /* the probed call that a thread is in */
+	u64 caller;
+	s32 user_stack;
+	u32 function;        /* index + 1 */
+};
+
+struct process_end {
+	u64 exit_ns;         /* when the latest exit of this PID began */
+	u64 ended;           /* 0: the PID was given to a new process since */
+};
+
+struct byte_countdown { /* bytes that this CPU lets pass before the next sampled allocation */
+	s64 left;
+	u64 drawn;
+};
+
+#define SAMPLE_GAPS 4096 /* quantiles of the exponential distribution that countdowns are drawn from */
 
 struct call_key {
 	u32 tid;
@@ -131,7 +175,14 @@ enum counter {
 	COUNT_MARK_THREADS_FULL = 18,
 	COUNT_LAUNCH_DROPPED = 19,  /* launch arguments and names of kernels lost to full rings */
 	COUNT_KERNEL_DROPPED = 20,
-	COUNTERS = 21,
+	COUNT_IDENTITY_SEQUENCE = 21,
+	COUNT_IDENTITY_FULL = 22,   /* allocations counted without their stacks: the map of identities is full */
+	COUNT_LIVE_SWEPT = 23,      /* no loss: entries that user space took out of the live map, this CPU's share */
+	COUNT_SMALL_OBJECTS = 24,   /* allocations below the least size, and their bytes */
+	COUNT_SMALL_BYTES = 25,
+	COUNT_UNSAMPLED_OBJECTS = 26, /* allocations that the sampling by bytes passed over, and their bytes */
+	COUNT_UNSAMPLED_BYTES = 27,
+	COUNTERS = 28,
 };
 
 /* Which words of a kernel's parameters to read: put here by user space once it knows them. */
@@ -266,6 +317,16 @@ HASH(sites, struct site_key, struct site_info, CONFIG_SITE_ENTRIES);
 PERCPU_HASH(site_states, struct site_key, struct site_state, CONFIG_SITE_ENTRIES);
 HASH(live, u64, struct live_object, CONFIG_LIVE_ENTRIES);
 HASH(live_pages, u64, struct live_object, CONFIG_PAGE_ENTRIES);
+
+/* Census: counts by identity in place of events. Ends of processes tell what was freed by an exit. */
+HASH(identities, struct identity_key, u32, CONFIG_IDENTITY_ENTRIES);
+PERCPU_HASH(identity_counts, u32, struct identity_count, CONFIG_IDENTITY_ENTRIES);
+HASH(outermost_calls, u32, struct outermost_call, 32768);
+LRU_HASH(process_ends, u32, struct process_end, 65536);
+
+/* Sampling by bytes */
+PERCPU_ARRAY(byte_countdowns, struct byte_countdown, 1);
+ARRAY(sample_gaps, u64, SAMPLE_GAPS);
 
 /* Calls and ranges */
 ARRAY(functions, struct function_spec, 256);

@@ -1,6 +1,6 @@
 /* Lives of processes: following children, the moment an exit begins, replaced images, resident-set counters. */
 #pragma once
-#include "common.h"
+#include "census.bpf.h"
 
 #define CLONE_THREAD_FLAG 0x00010000
 
@@ -55,6 +55,8 @@ int on_new_task(void *ctx)
 	TRACEPOINT_FIELD(child, ctx, CONFIG_NEWTASK_PID);
 	if (CONFIG_SCOPE == SCOPE_PROCESSES)
 		bpf_map_update_elem(&targets, &child, &parent, BPF_ANY);
+	if (CONFIG_MODE == MODE_CENSUS)
+		note_process_start(child);
 	python = bpf_map_lookup_elem(&python_processes, &tgid);
 	if (python) /* the same interpreter at the same address, until it executes another program */
 		bpf_map_update_elem(&python_processes, &child, python, BPF_ANY);
@@ -75,12 +77,16 @@ int on_process_exit(void *ctx)
 	bpf_map_delete_elem(&contexts, &tid);
 	bpf_map_delete_elem(&python_threads, &tid);
 	bpf_map_delete_elem(&thread_marks, &tid);
+	if (CONFIG_MODE == MODE_CENSUS)
+		bpf_map_delete_elem(&outermost_calls, &tid);
 	if (!in_scope(tgid))
 		return 0;
 	if (CONFIG_EXIT_GROUP_DEAD >= 0)
 		TRACEPOINT_FIELD(last, ctx, CONFIG_EXIT_GROUP_DEAD);
 	if (!last)
 		return 0;
+	if (CONFIG_MODE == MODE_CENSUS)
+		note_process_end(tgid);
 	send_process(CALL_EXIT);
 	bpf_map_delete_elem(&breaks, &tgid);
 	bpf_map_delete_elem(&python_processes, &tgid);

@@ -31,6 +31,9 @@ STRUCTURES = {
     "kernel_record": records.KERNEL_RECORD,
     "launch_key": records.LAUNCH_KEY,
     "launch_layout": records.LAUNCH_LAYOUT,
+    "live_object": records.LIVE_OBJECT,
+    "identity_key": records.IDENTITY_KEY,
+    "identity_count": records.IDENTITY_COUNT,
     "rss_key": records.RSS_KEY,
     "rss_value": records.RSS_VALUE,
 }
@@ -52,7 +55,7 @@ def definitions() -> str:
     """The structures and enumerations of the programs' headers, without comments, maps and code."""
     text = "".join((bpf_programs.DIRECTORY / name).read_text() for name in HEADERS)
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-    return "\n".join(re.findall(r"^(?:struct|enum) \w+ \{[^{}]*\};", text, re.MULTILINE))
+    return "\n".join(re.findall(r"^(?:struct|enum) \w+ \{(?:[^{}]|\{[^{}]*\})*\};", text, re.MULTILINE))
 
 
 @pytest.fixture(scope="module")

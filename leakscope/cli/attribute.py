@@ -42,6 +42,16 @@ def attribute(
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with 0 for no leak, 1 for a leak, 3 if inconclusive.")
     ] = False,
+    chains: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the chains as a graph too: .json (node-link), .graphml or .dot."),
+    ] = None,
+    kernel_window_us: Annotated[
+        float, typer.Option(min=0, metavar="µS", help="How near a kernel allocation must be to a call of its process.")
+    ] = 50,
+    gpu_window_us: Annotated[
+        float, typer.Option(min=0, metavar="µS", help="The same for a kernel launch, its latency included.")
+    ] = 100,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory for sums over events; beyond it they go to disk.")
     ] = DEFAULT_MEMORY,
@@ -51,11 +61,20 @@ def attribute(
 
     Memory of a process counts as kept when its exit begins; of short-lived ones only what outlives them.
     """
+    from leakscope.correlate.joins.driver import JoinOptions
     from leakscope.detect.attribution import Options
 
     if layer is not None and layer not in LAYERS:
         raise BadInputError(f"--layer {layer}: no such layer; the layers are {', '.join(LAYERS)}")
-    report = _report(evidence, Options(layer=layer, pid=pid, warm_up_s=warmup, chains=max(top, 20)), memory)
+    if chains is not None:
+        from leakscope.report.chain_graph import write_graph, writer_of
+
+        writer_of(chains)  # a wrong suffix is said before the work
+    windows = JoinOptions(round(kernel_window_us * 1000), round(gpu_window_us * 1000))
+    options = Options(layer=layer, pid=pid, warm_up_s=warmup, chains=max(top, 20), joins=windows)
+    report = _report(evidence, options, memory)
+    if chains is not None:
+        write_graph(report.chains, chains)
     if as_json:
         from leakscope.report.json import report_json
 

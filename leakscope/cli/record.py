@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,6 +17,10 @@ def record(
     pid: Annotated[list[int] | None, typer.Option("-p", "--pid", help="Process to record (repeatable).")] = None,
     cgroup: Annotated[Path | None, typer.Option(help="Control group to record: its directory, v1 or v2.")] = None,
     duration: Annotated[float | None, typer.Option("-d", "--duration", help="Seconds to record.", min=0.1)] = None,
+    mode: Annotated[
+        str,
+        typer.Option(help="stream: every event; census: what is live, counted by site each interval (hours and days)."),
+    ] = "stream",
     stacks: Annotated[
         str, typer.Option(help="Stacks of kernel allocations: none, sampled, or all (about three times the price).")
     ] = "sampled",
@@ -36,7 +40,21 @@ def record(
     library: Annotated[
         list[Path] | None, typer.Option(help="CUDA library (or binary with CUDA linked in) to probe (repeatable).")
     ] = None,
-    interval: Annotated[float, typer.Option(help="Seconds between samples of RSS, cgroup, slab, GPU.", min=0.05)] = 1.0,
+    min_size: Annotated[
+        str, typer.Option(metavar="BYTES", help="Smallest kernel, map or heap allocation to record, such as 4KiB.")
+    ] = "0",
+    sample_bytes: Annotated[
+        str,
+        typer.Option(metavar="BYTES", help="Record kernel and heap objects by chance, one in so many bytes; 0: all."),
+    ] = "0",
+    interval: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Time between samples of RSS, cgroup, slab, GPU, and readouts of a census: 500ms, 10s.",
+            show_default="1s, census 10s",
+        ),
+    ] = None,
     flush: Annotated[
         float, typer.Option(help="Seconds between parts written: the most that kill -9 loses.", min=0.05)
     ] = 1.0,
@@ -68,12 +86,17 @@ def record(
     """
     import time
 
+    from leakscope.cli.quantities import seconds, size_bytes
     from leakscope.errors import BadInputError, ExitCode
     from leakscope.record.capabilities import require_capable
     from leakscope.record.options import RecordOptions
     from leakscope.record.recorder import Recorder
     from leakscope.report.recording import StatusLine, render_summary, summary_json
 
+    if mode not in ("stream", "census"):
+        raise BadInputError(f"--mode {mode}: choose stream or census")
+    if mode == "census" and launches:
+        raise BadInputError("--launches records every launch, a census does not: leave it out, or use --mode stream")
     if stacks not in ("none", "sampled", "all"):
         raise BadInputError(f"--stacks {stacks}: choose none, sampled or all")
     options = RecordOptions(
@@ -83,12 +106,15 @@ def record(
         command=command or [],
         duration_s=duration,
         force=force,
+        mode=mode,
         stacks=stacks,
+        min_size=size_bytes(min_size, "--min-size"),
+        sample_bytes=size_bytes(sample_bytes, "--sample-bytes"),
         launches=launches,
         launch_args=launch_args if launches else 0,
         malloc=malloc,
         libraries=library or [],
-        interval_s=interval,
+        interval_s=seconds(interval, "--interval") if interval else (10.0 if mode == "census" else 1.0),
         flush_s=flush,
         ring_bytes=_ring_bytes(ring),
         live_entries=live_entries,
@@ -109,21 +135,10 @@ def record(
 
 def _ring_bytes(text: str) -> int:
     """A size such as 64MiB or 65536; raises BadInputError unless it is a power of two of at least a page."""
-    import re
-
+    from leakscope.cli.quantities import size_bytes
     from leakscope.errors import BadInputError
 
-    match = re.fullmatch(r"(\d+)\s*(KiB|MiB|GiB|k|M|G)?", text)
-    factors: dict[Any, int] = {
-        None: 1,
-        "KiB": 1 << 10,
-        "k": 1 << 10,
-        "MiB": 1 << 20,
-        "M": 1 << 20,
-        "GiB": 1 << 30,
-        "G": 1 << 30,
-    }
-    value = int(match[1]) * factors[match[2]] if match else 0
+    value = size_bytes(text, "--ring")
     if value < 4096 or value & (value - 1) or value > 2 << 30:
         raise BadInputError(f"--ring {text}: needs a power of two from 4KiB to 2GiB, such as 64MiB")
     return value

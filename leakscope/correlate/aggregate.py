@@ -1,4 +1,4 @@
-"""The passes over mem_events: sums by (process life, site identity), then curves of what is kept.
+"""The passes over all changes: sums by (process life, site identity), then curves of what is kept.
 
 Everything after this works on small tables, so that an attribution of 100 million events fits in memory.
 Two passes, because sums by time bin of every site of every process are many times larger than those by site
@@ -13,14 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from leakscope.correlate.changes import IDENTITY, objects_unit
 from leakscope.correlate.lives import BINS
 
 if TYPE_CHECKING:
     import duckdb
 
-IDENTITY = (
-    "layer", "kind", "api", "slab_cache", "call_site", "kernel_stack", "user_stack", "python_stack", "weight",
-)  # fmt: skip
 TEXT_IDENTITY = ("layer", "kind", "api", "slab_cache")
 
 # What an event means for what is kept. The codes order the aggregate, nothing more.
@@ -43,19 +41,20 @@ def aggregate(
     layer: str | None = None,
     pid: int | None = None,
 ) -> pd.DataFrame:
-    """Sum mem_events by series, a series being one (life, site identity): the first pass.
+    """Sum ``changes`` by series, a series being one (life, site identity): the first pass.
 
     Leaves the temporary tables ``events`` (a view: life, bin, event, identity, sizes, source and range of each event
     looked at), ``summed`` and ``series`` behind, and returns ``series``: id, life, the columns of
     :data:`IDENTITY`, alloc/call/reuse/context/exit ``_objects`` and ``_bytes`` (int64), first_ns and
-    last_ns of its allocations, smallest_bytes and largest_bytes of one of them. Rows are ordered by
-    identity, so ids are the same in every run. Failed calls (result != 0) and madvise are left out;
-    a free of a part of a mapping (result 1) takes bytes and no object.
+    last_ns of its allocations, smallest_bytes and largest_bytes of one of them, live_variance and exit_variance
+    (of bytes estimated from a sample) and stands_for (objects that a recorded one speaks for, 1 without sampling). Rows
+    are ordered by identity, so ids are the same in every run.
     """
     con.register("lives_now", lives[["source_id", "pid", "life", "exit_ns", "from_ns", "bin_ns"]])
     con.execute("CREATE OR REPLACE TEMP TABLE lives AS SELECT * FROM lives_now")
     con.unregister("lives_now")
-    conditions = ["(e.result = 0 OR e.op = 'free')", "e.op <> 'advise'"]
+    unit = objects_unit(con)
+    conditions = ["true"]
     if layer is not None:
         conditions.append("e.layer = '" + layer.replace("'", "''") + "'")
     if pid is not None:
@@ -64,9 +63,10 @@ def aggregate(
         f"""
         CREATE OR REPLACE TEMP VIEW events AS
         SELECT l.life, least({BINS - 1}, greatest(0, (ts_ns - l.from_ns) // l.bin_ns))::SMALLINT AS bin,
-               {EVENT_CODE} AS event, {", ".join(IDENTITY)}, ts_ns, size_bytes, source_id, mark_id,
-               (result = 0)::INTEGER AS whole
-        FROM mem_events e JOIN lives l USING (source_id, pid)
+               {EVENT_CODE} AS event, {", ".join(IDENTITY)}, objects, bytes, first_ns, last_ns, smallest_bytes,
+               largest_bytes, source_id, mark_id,
+               {"recorded, variance" if unit > 1 else "0 AS recorded, 0 AS variance"}
+        FROM changes e JOIN lives l USING (source_id, pid)
         WHERE {" AND ".join(conditions)}
         """
     )
@@ -75,19 +75,25 @@ def aggregate(
     identity = ", ".join(f"any_value({column}) AS {column}" for column in IDENTITY)
     con.execute(
         f"""
-        CREATE OR REPLACE TEMP TABLE summed AS
-        SELECT life, event, {identity}, sum(whole)::BIGINT AS objects, sum(size_bytes)::BIGINT AS bytes,
-               min(ts_ns) AS first_ns, max(ts_ns) AS last_ns,
-               min(size_bytes) AS smallest, max(size_bytes) AS largest
+        CREATE OR REPLACE TEMP TABLE summed(life, event, {", ".join(IDENTITY)}, objects, bytes, first_ns, last_ns,
+                                            smallest, largest, recorded, variance) AS
+        SELECT life, event, {identity}, sum(objects)::BIGINT AS objects, sum(bytes)::BIGINT AS bytes,
+               min(first_ns) AS first_ns, max(last_ns) AS last_ns,
+               min(smallest_bytes) AS smallest, max(largest_bytes) AS largest,
+               {"sum(recorded), sum(variance)" if unit > 1 else "0, 0.0"}
         FROM events GROUP BY life, event, hash({", ".join(IDENTITY)})
         """
     )
     names = {"alloc": ALLOC, "call": CALL, "reuse": REUSE, "context": CONTEXT, "exit": EXIT}
     sums = ", ".join(
-        f"coalesce(sum({unit}) FILTER (event = {code}), 0)::BIGINT AS {name}_{unit}"
+        f"coalesce(sum({column}) FILTER (event = {code}), 0)::BIGINT AS {name}_{column}"
         for name, code in names.items()
-        for unit in ("objects", "bytes")
+        for column in ("objects", "bytes")
     )
+    sums += f"""
+        , coalesce(sum(recorded) FILTER (event = {ALLOC}), 0)::BIGINT AS recorded_objects,
+        coalesce(sum(CASE WHEN event = {ALLOC} THEN variance WHEN event < {EXIT} THEN -variance ELSE 0 END), 0.0)
+            ::DOUBLE AS live_variance, coalesce(sum(variance) FILTER (event = {EXIT}), 0.0)::DOUBLE AS exit_variance"""
     spans = ", ".join(
         f"coalesce({how}({column}) FILTER (event = {ALLOC}), 0) AS {name}"
         for name, how, column in (
@@ -105,7 +111,21 @@ def aggregate(
               FROM summed WHERE event <= {EXIT} GROUP BY ALL)
         """
     )
-    return con.sql("SELECT * FROM series ORDER BY id").df()
+    series = con.sql("SELECT * FROM series ORDER BY id").df()
+    return _in_whole_objects(series.assign(stands_for=1.0), unit) if unit > 1 else series.assign(stands_for=1.0)
+
+
+def _in_whole_objects(series: pd.DataFrame, unit: int) -> pd.DataFrame:
+    """Objects out of ``unit`` parts of one. What is kept is rounded once, so that what cancels leaves nothing."""
+    parts = {name: series[f"{name}_objects"].to_numpy(np.float64) for name in ("alloc", "call", "reuse", "context")}
+    kept = np.rint((parts["alloc"] - parts["call"] - parts["reuse"] - parts["context"]) / unit)
+    for name in ("call", "reuse", "context"):
+        series[f"{name}_objects"] = np.rint(parts[name] / unit).astype(np.int64)
+        kept += series[f"{name}_objects"]
+    series["alloc_objects"] = kept.astype(np.int64)
+    series["exit_objects"] = np.rint(series["exit_objects"] / unit).astype(np.int64)
+    series["stands_for"] = np.maximum(1.0, parts["alloc"] / unit / np.maximum(series["recorded_objects"], 1))
+    return series
 
 
 def curves(
@@ -126,8 +146,8 @@ def curves(
         WITH chosen AS (
             SELECT w.row, w.folded, life, {", ".join(IDENTITY)} FROM series s JOIN wanted w USING (id)
         )
-        SELECT c.row, bin, sum(CASE WHEN event = {ALLOC} THEN 1 ELSE -whole END)::BIGINT AS objects,
-               sum(CASE WHEN event = {ALLOC} THEN size_bytes ELSE -size_bytes END)::BIGINT AS bytes
+        SELECT c.row, bin, sum(CASE WHEN event = {ALLOC} THEN objects ELSE -objects END)::BIGINT AS objects,
+               sum(CASE WHEN event = {ALLOC} THEN bytes ELSE -bytes END)::BIGINT AS bytes
         FROM events JOIN chosen c USING (life, {", ".join(IDENTITY)})
         WHERE event < {EXIT} OR (event = {EXIT} AND c.folded)
         GROUP BY c.row, bin
@@ -136,7 +156,8 @@ def curves(
     con.unregister("wanted")
     kept_bytes[rows["row"], rows["bin"]] = rows["bytes"]
     kept_objects[rows["row"], rows["bin"]] = rows["objects"]
-    return np.cumsum(kept_bytes, axis=1), np.cumsum(kept_objects, axis=1)
+    unit = objects_unit(con)
+    return np.cumsum(kept_bytes, axis=1), np.rint(np.cumsum(kept_objects, axis=1) / unit).astype(np.int64)
 
 
 def unknown_frees(con: duckdb.DuckDBPyConnection) -> list[tuple[str, int]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from leakscope.correlate.changes import begin
 from leakscope.model.manifest import Source
 
 if TYPE_CHECKING:
@@ -30,12 +31,13 @@ FOLDED_PID = -1
 
 
 def source_bounds(con: duckdb.DuckDBPyConnection, sources: Sequence[Source]) -> pd.DataFrame:
-    """One row a source with events or processes: source_id, start_ns, end_ns.
+    """One row a source with changes or processes: source_id, start_ns, end_ns. Begins a correlation.
 
     The manifest's bounds are widened by those of the events, as a recording that was killed has no end.
     """
+    begin(con, sources)
     rows = con.execute(
-        "SELECT source_id, min(ts_ns), max(ts_ns) FROM mem_events GROUP BY source_id ORDER BY source_id"
+        "SELECT source_id, min(ts_ns), max(ts_ns) FROM changes GROUP BY source_id ORDER BY source_id"
     ).fetchall()
     seen = {source: (first, last) for source, first, last in rows}
     declared = {s.id: (s.start_ns, s.end_ns) for s in sources}
@@ -52,7 +54,7 @@ def source_bounds(con: duckdb.DuckDBPyConnection, sources: Sequence[Source]) -> 
 
 
 def process_lives(con: duckdb.DuckDBPyConnection, bounds: pd.DataFrame) -> pd.DataFrame:
-    """One row a process that made mem_events, and one folded row a source.
+    """One row a process that made changes, and one folded row a source.
 
     Columns: source_id, pid (FOLDED_PID for the folded one), name, role, exit_ns (0 = alive at the end),
     life (the row that its events count in), judged, from_ns, until_ns (the window of the judgement), idle
@@ -69,8 +71,9 @@ def process_lives(con: duckdb.DuckDBPyConnection, bounds: pd.DataFrame) -> pd.Da
         ), activity AS (
             SELECT e.source_id, e.pid,
                    ((e.ts_ns - b.start_ns) // greatest(1, (b.end_ns - b.start_ns) // {ACTIVITY_BINS})) AS bin,
-                   count(*) AS events, min(e.ts_ns) AS first_ns, max(e.ts_ns) AS last_ns
-            FROM mem_events e JOIN source_bounds b USING (source_id) LEFT JOIN known k USING (source_id, pid)
+                   sum(greatest(e.objects, 1)) AS events, min(least(e.ts_ns, e.first_ns)) AS first_ns,
+                   max(e.ts_ns) AS last_ns
+            FROM changes e JOIN source_bounds b USING (source_id) LEFT JOIN known k USING (source_id, pid)
             WHERE coalesce(k.exit_ns, 0) = 0 OR e.ts_ns < k.exit_ns
             GROUP BY ALL
         ), remaining AS (
@@ -82,7 +85,7 @@ def process_lives(con: duckdb.DuckDBPyConnection, bounds: pd.DataFrame) -> pd.Da
                    max(last_ns) FILTER (left_over > least(20, total // 1000)) AS last_ns
             FROM remaining GROUP BY source_id, pid
         ), pids AS (
-            SELECT DISTINCT source_id, pid FROM mem_events
+            SELECT DISTINCT source_id, pid FROM changes WHERE pid <> {FOLDED_PID}
         )
         SELECT source_id, pid, coalesce(name, '') AS name, coalesce(role, '') AS role,
                coalesce(k.start_ns, 0) AS start_ns, coalesce(exit_ns, 0) AS exit_ns,

@@ -61,8 +61,8 @@ def site_ranges(con: duckdb.DuckDBPyConnection, sites: pd.DataFrame, lives: pd.D
         WITH marked AS (
             SELECT {identity}, regexp_replace(e.slab_cache, '^kmalloc-rnd-[0-9]+-', 'kmalloc-') AS slab_cache, p.path,
                    count(*) FILTER (e.event = {ALLOC}) AS allocations,
-                   sum(CASE WHEN e.event = {ALLOC} THEN 1 ELSE -e.whole END)::BIGINT AS objects,
-                   sum(CASE WHEN e.event = {ALLOC} THEN e.size_bytes ELSE -e.size_bytes END)::BIGINT AS bytes
+                   sum(CASE WHEN e.event = {ALLOC} THEN e.objects ELSE -e.objects END)::BIGINT AS objects,
+                   sum(CASE WHEN e.event = {ALLOC} THEN e.bytes ELSE -e.bytes END)::BIGINT AS bytes
             FROM events e JOIN mark_paths p ON p.source_id = e.source_id AND p.id = e.mark_id
             WHERE e.mark_id > 0
                   AND (e.event < {EXIT} OR (e.event = {EXIT} AND e.life IN (SELECT life FROM folded_lives)))

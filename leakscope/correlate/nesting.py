@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 
+from leakscope.correlate.changes import CENSUS_KEPT
+
 if TYPE_CHECKING:
     import duckdb
 
@@ -59,26 +61,30 @@ def nesting(con: duckdb.DuckDBPyConnection, callers: pd.DataFrame, kernel: pd.Da
     )
     if not con.execute("SELECT 1 FROM calls LIMIT 1").fetchall():
         return empty
+    con.execute(f"CREATE OR REPLACE TEMP TABLE census_kept AS {CENSUS_KEPT}")
     con.register("callers", callers)
     con.register("kernel_sites", kernel[["call_site"]].drop_duplicates())
     con.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE owned AS
-        SELECT site, source_id, call_id FROM mem_events JOIN callers USING ({_IDENTITY})
+        SELECT site, source_id, call_id, 1 AS n FROM mem_events JOIN callers USING ({_IDENTITY})
         WHERE op = 'alloc' AND call_id > 0 AND result = 0
+        UNION ALL  -- one call of each site stands for all of them
+        SELECT c.site, s.source_id, call_id, allocated_objects FROM callers c JOIN census_kept s USING ({_IDENTITY})
+        WHERE call_id > 0
         """
     )
     calls = con.execute(
         f"""
         WITH RECURSIVE inside AS (
-            SELECT site, source_id, c.id, 0 AS depth, c.api
+            SELECT site, source_id, c.id, 0 AS depth, c.api, n
             FROM owned JOIN calls c USING (source_id) WHERE c.id = call_id
             UNION ALL
-            SELECT site, i.source_id, c.id, depth + 1, c.api
+            SELECT site, i.source_id, c.id, depth + 1, c.api, n
             FROM inside i JOIN calls c ON c.source_id = i.source_id AND c.parent_id = i.id
             WHERE depth < {MAX_DEPTH}
         )
-        SELECT site, depth, api, count(*) AS calls
+        SELECT site, depth, api, sum(n)::BIGINT AS calls
         FROM inside GROUP BY ALL ORDER BY site, depth, calls DESC, api
         """
     ).df()
@@ -107,20 +113,30 @@ def nesting(con: duckdb.DuckDBPyConnection, callers: pd.DataFrame, kernel: pd.Da
                   AND call_site IN (SELECT call_site FROM kernel_sites)
         ), placed AS (
             SELECT DISTINCT site, source_id, call_id FROM owned
+        ), parts AS (
+            SELECT site, kernel_stack, slab_cache, kind, 1 AS allocated, (f.addr IS NULL)::INTEGER AS live, size_bytes
+            FROM nested n JOIN placed USING (source_id, call_id)
+                 LEFT JOIN freed f ON f.source_id = n.source_id AND f.addr = n.addr AND f.alloc_ts_ns = n.ts_ns
+            UNION ALL
+            SELECT c.site, s.kernel_stack, s.slab_cache, s.kind, allocated_objects, live_objects, size_bytes
+            FROM census_kept s JOIN (SELECT DISTINCT site, api, user_stack, python_stack FROM callers) c
+                 ON c.api = s.call_api AND c.user_stack = s.call_stack AND c.python_stack = s.python_stack
         )
-        SELECT site, kernel_stack, slab_cache, kind, count(*) AS allocations,
-               count(*) FILTER (f.addr IS NULL) AS live_objects,
-               coalesce(sum(size_bytes) FILTER (f.addr IS NULL), 0)::BIGINT AS live_bytes
-        FROM nested n JOIN placed USING (source_id, call_id)
-             LEFT JOIN freed f ON f.source_id = n.source_id AND f.addr = n.addr AND f.alloc_ts_ns = n.ts_ns
-        GROUP BY site, kernel_stack, slab_cache, kind
+        SELECT site, kernel_stack, slab_cache, kind, sum(allocated)::BIGINT AS allocations,
+               sum(live)::BIGINT AS live_objects, sum(live * size_bytes)::BIGINT AS live_bytes
+        FROM parts GROUP BY site, kernel_stack, slab_cache, kind
         ORDER BY site, live_bytes DESC, allocations DESC, slab_cache, kernel_stack
         """
     ).df()
     above = con.execute(
         """
-        SELECT kind, slab_cache, kernel_stack, user_stack, python_stack, api, count(*) AS allocations
-        FROM nested GROUP BY ALL ORDER BY ALL
+        SELECT kind, slab_cache, kernel_stack, user_stack, python_stack, api, sum(n)::BIGINT AS allocations
+        FROM (SELECT kind, slab_cache, kernel_stack, user_stack, python_stack, api, 1 AS n FROM nested
+              UNION ALL
+              SELECT kind, slab_cache, kernel_stack, user_stack, python_stack, call_api, allocated_objects
+              FROM census_kept WHERE call_api <> ''
+                   AND call_site IN (SELECT call_site FROM kernel_sites))
+        GROUP BY ALL ORDER BY ALL
         """
     ).df()
     con.unregister("callers")

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 MAIN_SHARE = 0.99
 """Caches that hold this share of the kept slab bytes are compared; in the others foreign objects dominate."""
-_SIGNED = "sum(CASE WHEN op = 'alloc' THEN size_bytes WHEN op = 'free' THEN -size_bytes ELSE 0 END)::BIGINT"
+_SIGNED = "sum(CASE WHEN op = 'alloc' THEN bytes ELSE -bytes END)::BIGINT"
 _PLAUSIBLE = "value BETWEEN 0 AND 9e18"  # of a reading; neither NaN nor what no integer holds
-_SEEN = "result = 0 AND op <> 'advise' AND (op = 'alloc' OR alloc_ts_ns > 0)"
+_SEEN = "(op = 'alloc' OR alloc_ts_ns > 0)"
 
 
 class SlabEvidence(NamedTuple):
@@ -68,13 +68,14 @@ def slab_evidence(con: duckdb.DuckDBPyConnection, ends: dict[int, int]) -> SlabE
                 at_first[source, cache] = at_first.get((source, cache), 0.0) + before
         kept = con.execute(
             f"""
-            SELECT source_id, slab_cache, call_site, kind, {_SIGNED} AS bytes FROM mem_events
+            SELECT source_id, slab_cache, call_site, kind, {_SIGNED} AS kept FROM changes
             WHERE source_id = ? AND layer = 'kernel' AND slab_cache <> ''
                   AND ts_ns > ? AND ts_ns <= ? AND {_SEEN}
-            GROUP BY ALL HAVING bytes <> 0 ORDER BY ALL
+            GROUP BY ALL HAVING kept <> 0 ORDER BY ALL
             """,
             [source, first_ns, last_ns],
         ).df()
+        kept = kept.rename(columns={"kept": "bytes"})
         pieces.append(kept.assign(slab_cache=kept["slab_cache"].map(folded_cache)))
     columns = ["source_id", "slab_cache", "call_site", "kind", "bytes"]
     return SlabEvidence(spans, growth, at_first, pd.concat(pieces) if pieces else pd.DataFrame(columns=columns))
@@ -164,7 +165,7 @@ def host_rows(con: duckdb.DuckDBPyConnection, lives: pd.DataFrame) -> list[Row]:
 
 def gpu_rows(con: duckdb.DuckDBPyConnection, lives: pd.DataFrame, ends: dict[int, int]) -> list[Row]:
     """GPU memory by process (else by device) against kept device allocations; nothing without GPU events."""
-    if not con.execute("SELECT 1 FROM mem_events WHERE layer = 'gpu' LIMIT 1").fetchall():
+    if not con.execute("SELECT 1 FROM changes WHERE layer = 'gpu' LIMIT 1").fetchall():
         return []
     left_out = ", ".join(f"'{kind}'" for kind in sorted(KINDS_NOT_ADDED))
     condition = f"layer = 'gpu' AND kind NOT IN ({left_out})"
@@ -193,7 +194,7 @@ def gpu_rows(con: duckdb.DuckDBPyConnection, lives: pd.DataFrame, ends: dict[int
 
 
 def _kept_between(con: duckdb.DuckDBPyConnection, source: int, first: int, last: int, condition: str) -> int:
-    query = f"""SELECT coalesce({_SIGNED}, 0) FROM mem_events
+    query = f"""SELECT coalesce({_SIGNED}, 0) FROM changes
                 WHERE source_id = ? AND ts_ns > ? AND ts_ns <= ? AND {_SEEN} AND {condition}"""
     return int(con.execute(query, [source, first, last]).fetchall()[0][0])
 
@@ -207,15 +208,15 @@ def _process_changes(
     row = con.execute(
         f"""
         WITH spans AS (
-            SELECT source_id, pid, min(ts_ns) AS first_ns, max(ts_ns) AS last_ns,
+            SELECT source_id, pid, min(ts_ns) AS from_ns, max(ts_ns) AS until_ns,
                    arg_max(value, ts_ns) - arg_min(value, ts_ns) AS grown
             FROM samples JOIN sampled_lives USING (source_id)
             WHERE scope = 'process' AND counter = ? AND scope_id = pid::VARCHAR AND {_PLAUSIBLE}
                   AND (exit_ns = 0 OR ts_ns <= exit_ns)
             GROUP BY ALL HAVING min(ts_ns) < max(ts_ns)
         ), kept AS (
-            SELECT {_SIGNED} AS bytes FROM mem_events JOIN spans USING (source_id, pid)
-            WHERE ts_ns > first_ns AND ts_ns <= last_ns AND {_SEEN} AND {condition}
+            SELECT {_SIGNED} AS bytes FROM changes JOIN spans USING (source_id, pid)
+            WHERE ts_ns > from_ns AND ts_ns <= until_ns AND {_SEEN} AND {condition}
         )
         SELECT coalesce(sum(grown), 0)::BIGINT, coalesce((SELECT bytes FROM kept), 0), count(*) FROM spans
         """,

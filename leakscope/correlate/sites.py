@@ -25,6 +25,8 @@ POOL_KEY = ["life", "layer", "kind", "api", "slab_cache", "call_site"]
 EVENTS = ("alloc", "call", "reuse", "context", "exit")
 COUNTS = [f"{event}_{unit}" for event in EVENTS for unit in ("objects", "bytes")]
 FINAL = ["live_bytes", "live_objects", "outlives_bytes", "ended_bytes"]
+SAMPLING = {"sampling_variance": "sum", "stands_for": "max"}
+"""Variance of live_bytes, and objects that a recorded one speaks for, where allocations were sampled by bytes."""
 MAX_CURVES = 20_000
 """Holdings whose curves are built, those with most kept bytes first (38 MB at 120 bins)."""
 
@@ -40,6 +42,7 @@ class Holdings:
     last two. ``curve_rows``: the holdings that have curves; ``kept_bytes``, ``kept_objects``: float64[len,
     BINS], at the end of each bin of the holding's life. ``pool_objects``: the same of all allocations of the
     holding's call site, those without a stack included, which needs no apportioning; NaN where all have one.
+    ``standard_error_bytes`` covers the sampling of stacks and that by bytes (:data:`SAMPLING`).
     """
 
     table: pd.DataFrame
@@ -66,6 +69,7 @@ def holdings(con: duckdb.DuckDBPyConnection, series: pd.DataFrame, lives: pd.Dat
     own_table, given = _apportion(own.table, pools.table)
     leftover = pools.table[~given].assign(sampled=True, standard_error_bytes=0.0, own_objects=0)
     table = pd.concat([own_table, leftover], ignore_index=True)
+    table["standard_error_bytes"] = np.hypot(table["standard_error_bytes"], np.sqrt(table["sampling_variance"]))
     table["holding"] = np.arange(len(table))
     table["site"] = table.groupby(SITE_KEY, sort=True).ngroup()
     # What each series adds to which holding's curve. The rest of a call site follows its sampled survivors, scaled so
@@ -126,6 +130,8 @@ def _with_final(series: pd.DataFrame, lives: pd.DataFrame) -> pd.DataFrame:
         if unit == "bytes":
             series["outlives_bytes"] = np.maximum(0, np.where(folded | (exited & torn_down), after, 0))
             series["ended_bytes"] = np.where(folded, series["exit_bytes"], 0)
+    variance = series["live_variance"] - np.where(folded, series["exit_variance"], 0.0)
+    series["sampling_variance"] = np.where(series["live_bytes"] > 0, np.maximum(variance, 0.0), 0.0)
     return series
 
 
@@ -149,7 +155,7 @@ def _merge(rows: pd.DataFrame, key: list[str], extra: list[str]) -> _Merged:
         "python_stack": "min",
         "folded": "max",
     }
-    how = dict.fromkeys([*COUNTS, *FINAL, *extra], "sum") | spans | firsts
+    how = dict.fromkeys([*COUNTS, *FINAL, *extra], "sum") | SAMPLING | spans | firsts
     table = groups.agg({k: v for k, v in how.items() if k not in key}).reset_index()
     return _Merged(table, rows["id"].to_numpy(np.int64), row)
 
@@ -224,6 +230,8 @@ def _apportion(own: pd.DataFrame, pools: pd.DataFrame) -> tuple[pd.DataFrame, np
     own["given_objects"] = own["live_objects"].to_numpy(np.int64) - before[:, 1]
     error = weights.standard_error(pools["live_bytes"].to_numpy(np.int64), pool, byte_share, survivors)
     squares = np.bincount(member, weights=np.where(chosen, error, 0.0) ** 2, minlength=len(own))
+    of_pool = pools["sampling_variance"].to_numpy(np.float64)[pool] * byte_share**2
+    own["sampling_variance"] += np.bincount(member, weights=np.where(chosen, of_pool, 0.0), minlength=len(own))
     own["standard_error_bytes"] = np.sqrt(squares)
     sampled = np.zeros(len(own), bool)
     sampled[member[chosen]] = True
@@ -287,7 +295,7 @@ def merge_sites(table: pd.DataFrame) -> pd.DataFrame:
     how = dict.fromkeys([*COUNTS, *FINAL, "own_objects", "variance"], "sum") | dict.fromkeys(
         [*SITE_KEY, "call_site"], "first"
     )
-    how |= {"first_ns": "min", "last_ns": "max", "sampled": "max", "life": "nunique"}
+    how |= {"first_ns": "min", "last_ns": "max", "sampled": "max", "life": "nunique"} | SAMPLING
     sites = groups.agg(how).reset_index().rename(columns={"life": "processes"})
     sites["standard_error_bytes"] = np.sqrt(sites.pop("variance"))
     seen_frees = sites["call_objects"] + sites["context_objects"]

@@ -314,6 +314,7 @@ def _site(row: pd.Series, site_id: str, names: Names, rates: dict[int, Growth]) 
         stack_sampled=bool(row["sampled"]),
         standard_error_bytes=float(row["standard_error_bytes"]),
         growth=rates.get(int(row["site"])),
+        bytes_sampled=float(row["stands_for"]) > 1.0,
     )
 
 
@@ -350,6 +351,7 @@ def _layers(held: Holdings, sites: pd.DataFrame, lives: pd.DataFrame, warm_up_s:
                 Growth(f"{layer}_live", mean, mean - below, mean + above),
                 int(added.loc[~added["visible"], "live_bytes"].sum()),
                 int(of_layer.loc[~of_layer["added"], "live_bytes"].sum()),
+                standard_error_bytes=float(np.sqrt(counted["sampling_variance"].sum())),
             )
         )
     return totals

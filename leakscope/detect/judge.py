@@ -82,7 +82,10 @@ def judge(
     # Only what keeps enough objects after the warm-up is worth the slower look.
     before = kept_objects[np.arange(len(rows)), np.maximum(warm - 1, 0)]
     more = kept_objects[:, -1] - np.where(warm > 0, before, 0.0)
-    least = np.maximum(MIN_KEPT_OBJECTS, MIN_KEPT_SHARE * rows["alloc_objects"].to_numpy())
+    # Of allocations that were sampled, as many recorded ones are asked for.
+    least = np.maximum(
+        MIN_KEPT_OBJECTS * rows["stands_for"].to_numpy(), MIN_KEPT_SHARE * rows["alloc_objects"].to_numpy()
+    )
     grew = np.flatnonzero(more >= least)
     start = np.zeros(len(rows), np.int64)
     start[grew] = growth.leak_start_bins(kept_objects[grew])

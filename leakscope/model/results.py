@@ -172,6 +172,7 @@ class Site:
     source: int = 0
     ranges: tuple[str, ...] = ()  # NVTX ranges around what is kept, outermost first
     touches: Touches | None = None  # None: launch arguments were not recorded, or it is no such memory
+    bytes_sampled: bool = False  # all figures are estimates from a sample of allocations (--sample-bytes)
 
     @property
     def added(self) -> bool:
@@ -192,6 +193,7 @@ class Site:
             "ranges": list(self.ranges),
             "stack": self.stack,
             "stack_sampled": self.stack_sampled,
+            "bytes_sampled": self.bytes_sampled,
             "standard_error_bytes": round(self.standard_error_bytes, 1),
             "live_bytes": self.live_bytes,
             "live_objects": self.live_objects,
@@ -266,6 +268,7 @@ class LayerTotal:
     frees_not_visible_bytes: int = 0
     not_added_bytes: int = 0
     source: int = 0  # the input that it is about
+    standard_error_bytes: float = 0.0  # of live_bytes, where allocations were sampled by bytes
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -273,6 +276,7 @@ class LayerTotal:
             "layer": self.layer,
             "source": self.source,
             "live_bytes": self.live_bytes,
+            "standard_error_bytes": round(self.standard_error_bytes, 1),
             "live_objects": self.live_objects,
             "allocated_bytes": self.allocated_bytes,
             "growth": self.growth.to_json() if self.growth else None,

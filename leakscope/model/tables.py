@@ -93,13 +93,57 @@ SAMPLES = pa.schema(
         ("value", pa.float64()),  # bytes unless the counter's name says otherwise
     ]
 )
+# A census recording has no mem_events. Each readout adds a row of what has changed since the one before: the state at
+# a time is the last row up to it of each (site, cohort) in `census` and of each site in `census_totals`.
+CENSUS_SITES = pa.schema(
+    [
+        ("source_id", pa.int16()),
+        ("id", pa.int32()),  # from 1, unique in a source; the same identity may have several, their figures add up
+        ("pid", pa.int32()),  # the process that owns the memory; -1: short-lived processes together
+        ("layer", TEXT),
+        ("kind", TEXT),
+        ("api", TEXT),
+        ("slab_cache", TEXT),
+        ("size_bytes", pa.int64()),  # of each object; 0 where they differ
+        ("call_site", pa.int32()),
+        ("kernel_stack", pa.int32()),
+        ("user_stack", pa.int32()),
+        ("python_stack", pa.int32()),
+        ("weight", pa.int32()),
+        ("mark_id", pa.int64()),  # of its first allocation, as is the call
+        ("call_id", pa.int64()),
+        ("call_api", TEXT),  # kernel objects with stacks: outermost probed call around the allocation, '' = none
+        ("call_stack", pa.int32()),  # and that call's user stack
+    ]
+)
+CENSUS_TOTALS = pa.schema(
+    [
+        ("source_id", pa.int16()),
+        ("ts_ns", pa.int64()),
+        ("site", pa.int32()),
+        ("allocated_objects", pa.int64()),  # all since the start of the recording, up to ts_ns
+        ("allocated_bytes", pa.int64()),
+        ("freed_objects", pa.int64()),  # cause call
+        ("freed_bytes", pa.int64()),
+        ("reused_objects", pa.int64()),
+        ("reused_bytes", pa.int64()),
+        ("context_objects", pa.int64()),
+        ("context_bytes", pa.int64()),
+        ("exit_objects", pa.int64()),  # causes exit and exec
+        ("exit_bytes", pa.int64()),
+        ("first_ns", pa.int64()),  # of its allocations
+        ("last_ns", pa.int64()),
+        ("smallest_bytes", pa.int64()),
+        ("largest_bytes", pa.int64()),
+    ]
+)
 CENSUS = pa.schema(
     [
         ("source_id", pa.int16()),
         ("ts_ns", pa.int64()),
         ("site", pa.int32()),
-        ("cohort_ns", pa.int64()),
-        ("objects", pa.int64()),
+        ("cohort_ns", pa.int64()),  # allocated from this time on, up to the next cohort of the site
+        ("objects", pa.int64()),  # live, 0: none is left, or they belong to an older cohort now
         ("bytes", pa.int64()),
     ]
 )
@@ -244,6 +288,8 @@ TABLES: dict[str, pa.Schema] = {
     "frames": FRAMES,
     "samples": SAMPLES,
     "census": CENSUS,
+    "census_sites": CENSUS_SITES,
+    "census_totals": CENSUS_TOTALS,
     "launches": LAUNCHES,
     "launch_arguments": LAUNCH_ARGUMENTS,
     "marks": MARKS,

@@ -39,6 +39,7 @@ LOSS_KINDS = (
     "call_map_full", "attach_failed", "symbol_unresolved", "page_user_not_streamed", "sampler_error",
     "sideband_lost", "address_only_free", "python_frames_unavailable", "mark_lost",
     "arguments_lost", "arguments_approximate", "arguments_partial", "kernel_names_lost",
+    "below_min_size", "not_sampled",
 )  # fmt: skip
 """What the ``losses`` table counts. A loss widens or withholds a verdict; it is never silent."""
 

@@ -19,6 +19,7 @@ _COUNTED = {
     "stack_fault": ("stack maps", "stack_miss", "kernel stacks that could not be walked"),
     "site_full": ("sites", "live_map_full", "allocations not recorded: the map of sites is full"),
     "call_map_full": ("calls in flight", "call_map_full", "calls not recorded"),
+    "identity_full": ("identities", "stack_miss", "allocations without their stacks: the map of identities is full"),
     "python_dropped": ("python_ring", "python_frames_unavailable", "Python stacks lost to a full ring"),
     "python_busy": ("python_stack", "python_frames_unavailable", "not walked: another walk was under way on the CPU"),
     "mark_dropped": ("mark_ring", "mark_lost", "NVTX ranges or their ends lost to a full ring"),
@@ -59,6 +60,18 @@ class Counters:
                 if what == "ring_drop":
                     detail += "; by CPU: " + ", ".join(f"{cpu}: {n}" for cpu, n in enumerate(values) if n)
                 found.append(Loss(probe, what, int(values.sum()), detail))
+        return found
+
+    def left_out(self) -> list[Loss]:
+        """What was not recorded because options say so, by number; its bytes are in the detail."""
+        found = []
+        for name, what, why in (
+            ("small", "below_min_size", "allocations smaller than --min-size"),
+            ("unsampled", "not_sampled", "allocations that --sample-bytes passed over"),
+        ):
+            if objects := self.total(f"{name}_objects"):
+                size = self.total(f"{name}_bytes")
+                found.append(Loss("kernel and heap objects", what, objects, f"{why}: {size:,} bytes"))
         return found
 
 

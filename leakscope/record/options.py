@@ -16,7 +16,10 @@ class RecordOptions:
     command: list[str] = field(default_factory=list)
     duration_s: float | None = None
     force: bool = False
+    mode: str = "stream"
     stacks: str = "sampled"
+    min_size: int = 0
+    sample_bytes: int = 0
     launches: bool = False
     launch_args: int = 16  # words of a launch's parameters that are read, with `launches`
     malloc: bool = False

@@ -92,6 +92,15 @@ class Processes:
         if process and not process.exit_ns:
             process.exit_ns = ts_ns
 
+    def life(self, pid: int) -> Process | None:
+        """What is known of the latest process of a PID."""
+        return self._current.get(pid)
+
+    def forget(self, pids: set[int]) -> None:
+        """Drop ended processes: nothing that is recorded names them."""
+        self._lives = [p for p in self._lives if p.pid not in pids or not p.exit_ns]
+        self._current = {pid: p for pid, p in self._current.items() if pid not in pids or not p.exit_ns}
+
     def alive(self) -> list[int]:
         """PIDs of members that have not ended."""
         return [pid for pid, process in self._current.items() if not process.exit_ns]

@@ -9,7 +9,6 @@ import platform
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +21,10 @@ from leakscope.errors import BadInputError, OutputIncompleteError
 from leakscope.model.manifest import Manifest, Source
 from leakscope.model.recording import Progress, Summary
 from leakscope.record import scope
+from leakscope.record.census.schedule import Schedule
 from leakscope.record.child import Command
 from leakscope.record.options import RecordOptions
+from leakscope.record.priority import prefer_this_thread
 from leakscope.record.probes.nvtx import command_environment
 from leakscope.record.processes import process_exists
 from leakscope.record.session import SOURCE_ID, Session
@@ -158,7 +159,10 @@ class Recorder:
             scope=described,
             limits=limits,
             options={
+                "mode": options.mode,
                 "stacks": options.stacks,
+                "min_size": options.min_size,
+                "sample_bytes": options.sample_bytes,
                 "launches": options.launches,
                 "launch_args": options.launch_args if options.launches else 0,
                 "malloc": options.malloc,
@@ -175,11 +179,11 @@ class Recorder:
         options = self._options
         # This thread drains the rings: some 5 % of a CPU, but in time. The other threads run by now, so none of them
         # inherits this.
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
+        prefer_this_thread()
         began = time.monotonic()
         deadline = began + options.duration_s if options.duration_s else None
         next_sample, next_status, last_events = began, began + 1.0, 0
+        schedule = Schedule(options.interval_s, options.flush_s)
         ended_by, linger_until = "", 0.0
         while True:
             session.drain()
@@ -187,7 +191,10 @@ class Recorder:
             if session.sink.error is not None:
                 ended_by = "error"
                 break
-            if now >= next_sample:
+            if now >= next_sample and options.mode == "census":
+                next_sample = now + schedule.readout_gap_s(now - began)
+                session.request_sample()
+            elif now >= next_sample:
                 # Denser at first, so that a target of a second has samples at all.
                 early = now - began < options.interval_s
                 next_sample = max(next_sample + options.interval_s / (10 if early else 1), now)

@@ -94,6 +94,21 @@ LAUNCH_LAYOUT = np.dtype(
     ]
 )
 """520 bytes: which words of a kernel's parameters the probes read."""
+LIVE_OBJECT = np.dtype(
+    [
+        ("ts_ns", "<u8"), ("caller", "<u8"), ("pid", "<u4"), ("user_stack", "<i4"), ("kernel_stack", "<i4"),
+        ("site", "<u4"), ("weight", "<u4"), ("requested_bytes", "<u4"), ("python_stack", "<u4"), ("identity", "<u4"),
+    ]
+)  # fmt: skip
+IDENTITY_KEY = np.dtype(
+    [
+        ("caller", "<u8"), ("call_caller", "<u8"), ("pid", "<u4"), ("site", "<u4"), ("kernel_stack", "<i4"),
+        ("user_stack", "<i4"), ("python_stack", "<u4"), ("weight", "<u4"), ("call_stack", "<i4"),
+        ("call_function", "<u4"),
+    ]
+)  # fmt: skip
+IDENTITY_COUNT = np.dtype([(name, "<u8") for name in ("allocated", "freed", "reused", "exited", "first_ns", "last_ns")])
+SAMPLE_GAPS = 4096
 
 RSS_KEY = np.dtype([("pid", "<u4"), ("member", "<u4")])
 RSS_VALUE = np.dtype([("last_bytes", "<u8"), ("peak_bytes", "<u8")])
@@ -120,6 +135,7 @@ COUNTERS = (
     "mem_dropped", "call_dropped", "live_full", "live_busy", "stack_collision", "stack_fault", "free_unmatched",
     "page_user", "site_full", "call_map_full", "python_dropped", "python_busy", "live_entries", "site_sequence",
     "call_sequence", "python_sequence", "mark_dropped", "mark_too_deep", "mark_threads_full", "launch_dropped",
-    "kernel_dropped",
+    "kernel_dropped", "identity_sequence", "identity_full", "live_swept", "small_objects", "small_bytes",
+    "unsampled_objects", "unsampled_bytes",
 )  # fmt: skip
 """Rows of the `counters` map, in the order of enum counter."""

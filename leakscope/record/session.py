@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import select
 import threading
@@ -17,7 +18,8 @@ from leakscope.errors import BadInputError, OutputIncompleteError
 from leakscope.model.manifest import Source
 from leakscope.model.recording import Loss, Progress
 from leakscope.model.tables import MODULES, SAMPLES
-from leakscope.record import records, scope
+from leakscope.record import records, sampling, scope
+from leakscope.record.census import Census, CensusReader, Counts, Live, Schedule
 from leakscope.record.child import Command
 from leakscope.record.clocks import monotonic_ns, read_anchor
 from leakscope.record.decode.calls import Calls
@@ -32,9 +34,10 @@ from leakscope.record.loader import ProgramConfig, load
 from leakscope.record.loader.base import SCOPE_PROCESSES
 from leakscope.record.losses import Counters, losses_table, recursion_losses
 from leakscope.record.options import RecordOptions
+from leakscope.record.priority import prefer_this_thread
 from leakscope.record.probes import tracepoints
 from leakscope.record.probes.libraries import FunctionProbes, libraries_before_start, mapped_libraries
-from leakscope.record.probes.nvtx import NVTX_LIBRARY, MarkProbes, is_injected, is_injection_library, not_available
+from leakscope.record.probes.nvtx import NVTX_LIBRARY, MarkProbes, is_injection_library, records_marks
 from leakscope.record.processes import Processes, process_exists
 from leakscope.record.python.stacks import PythonStacks
 from leakscope.record.ring import Ring
@@ -65,6 +68,8 @@ class Session:
         self.read_events = 0
         self._closed = False
         self._lock = threading.Lock()
+        self._counting = threading.Lock()
+        self._sampling = False
 
         config = ProgramConfig(
             stacks=options.stacks,
@@ -72,12 +77,20 @@ class Session:
             call_ring_bytes=CALL_RING_BYTES,
             live_entries=options.live_entries,
             with_functions=True,
-            nvtx=self._records_marks(),
+            nvtx=records_marks(options, source.limits),
             **launch_configuration(options),
+            mode=options.mode,
+            min_size=options.min_size,
+            sample_bytes=options.sample_bytes,
         )
+        if options.mode == "census":
+            config.mem_ring_bytes = mmap.PAGESIZE  # nothing is sent there
+        self.notes += source.limits
         scope.configure(options, config)
         self._config_scope = config.scope
         self._programs = load(config, options.loader)
+        if options.sample_bytes:
+            sampling.fill_gaps(self._programs.map("sample_gaps"), options.sample_bytes)
         source.loader = self._programs.name
         self._attachments = tracepoints.Attachments()
         self.exits: dict[int, int] = {}
@@ -117,7 +130,9 @@ class Session:
         )
         self._launches = LaunchRecording(options, self._programs, self._spaces, SOURCE_ID) if options.launches else None
         names = self._launches.arguments.names if self._launches else None
-        calls = Calls(columns, self._interner, self._programs.map("live_ranges"), self.exits, names)
+        live_ranges = self._programs.map("live_ranges")
+        calls = Calls(columns, self._interner, live_ranges, self.exits, names, options.min_size)
+        self._small = calls.mappings
         self._counters = Counters(self._programs.map("counters"))
         self._rss = self._programs.map("rss")
         self._mem_ring = Ring(self._programs.map("mem_ring").fd, config.mem_ring_bytes, records.MEM_RECORD)
@@ -138,15 +153,19 @@ class Session:
         self._functions = FunctionProbes(self._programs, self._attachments, self._programs.map("functions"), groups)
         self._marks = MarkProbes(self._functions, config.nvtx)
         self._mark_rows = Marks(SOURCE_ID)
+        objects = KernelObjects(columns, self._sites, self._interner, self.exits)
+        census = self._begin_census(columns, objects) if options.mode == "census" else None
         self.sink = Sink(
             writer,
             spaces=self._spaces,
             processes=self.processes,
             interner=self._interner,
             calls=calls,
-            objects=KernelObjects(columns, self._sites, self._interner, self.exits),
+            objects=objects,
             marks=self._mark_rows,
             arguments=self._launches.arguments if self._launches else None,
+            census=census,
+            schedule=Schedule(options.interval_s, options.flush_s) if census else None,
         )
         self._attach(members)
         self._sample_requested = threading.Event()
@@ -157,20 +176,47 @@ class Session:
         source.probes = list(self._attachments.names)
         writer.save_manifest()
 
+    _census_reader: CensusReader | None = None
+
+    def _begin_census(self, columns: EventColumns, objects: KernelObjects) -> Census:
+        began_ns, interval_ns = monotonic_ns(), int(self._options.interval_s * 1e9)
+        self._readouts: list[Counts | Live] = []
+        self._census_reader = CensusReader(self._programs, began_ns, interval_ns)
+        return Census(
+            self._census_reader,
+            columns,
+            objects,
+            self._interner,
+            self.processes,
+            self.exits,
+            origin_ns=began_ns,
+            interval_ns=interval_ns,
+            sampled=self._options.sample_bytes > 0,
+        )
+
+    def _read_counts(self) -> int:
+        """Take what a census has counted; the time of it. Counts are handed on in the order of their times."""
+        if self._census_reader is None:
+            return monotonic_ns()
+        with self._counting:
+            ts_ns = monotonic_ns()
+            counts = self._census_reader.counts(ts_ns)
+            with self._lock:
+                self._readouts.append(counts)
+        return ts_ns
+
+    def _read_live(self, *, last: bool = False) -> None:
+        if self._census_reader is not None:
+            live = self._census_reader.live(monotonic_ns(), sweep=not last)
+            with self._lock:
+                self._readouts.append(live)
+
     def _add_member(self, pid: int, role: str) -> None:
         scope.add_target(self._targets, pid)
         self.processes.seed(pid, role)
         self._spaces.seed(pid)
         if self._command is None or pid != self._command.pid:
             self._python.seed(pid)
-
-    def _records_marks(self) -> bool:
-        """Whether NVTX ranges are recorded: of a process that runs already only if it has the library."""
-        options = self._options
-        without = [pid for pid in options.pids if options.nvtx and not is_injected(pid)]
-        self._source.limits += [not_available(pid) for pid in without]
-        self.notes += self._source.limits
-        return options.nvtx and (not options.pids or len(without) < len(options.pids) or bool(options.command))
 
     def _in_scope(self, pid: int) -> bool:
         """Whether the kernel side records a process (of a cgroup v2 or the host: any may be)."""
@@ -222,6 +268,10 @@ class Session:
     def drain(self) -> None:
         """Read all rings once and hand a batch to the sink when it is due."""
         launches = self._launches.read_launches() if self._launches else []
+        readouts: list[Counts | Live] = []
+        if self._census_reader is not None:
+            with self._lock:  # before the rings: they then hold all that was before these readouts
+                readouts, self._readouts = self._readouts, []
         objects = self._mem_ring.read()
         # After the objects: whatever ended before these frees is then in the calls already.
         calls = self._call_ring.read()
@@ -247,8 +297,9 @@ class Session:
             batch.kernels += kernels
             batch.launches += launches
             self._batch_rows += len(objects) + len(calls) + len(marks)
+            batch.readouts += readouts
             due = time.monotonic() - self._flushed_at >= self._options.flush_s
-            if self._batch_rows < BATCH_ROWS and not due:
+            if self._batch_rows < BATCH_ROWS and not due and not readouts:
                 return
         self._flush()
 
@@ -265,19 +316,27 @@ class Session:
         self.sink.put(batch)
 
     def request_sample(self) -> None:
-        """Ask the sampler thread for one reading."""
-        self._sample_requested.set()
+        """Ask the sampler thread for one reading. While it is behind, what a census has counted is read here: the
+        samplers make many short system calls, each of which may wait for another thread."""
+        if self._sampling:
+            self._read_counts()
+        else:
+            self._sample_requested.set()
 
     def _sample_loop(self) -> None:
+        if self._census_reader is not None:
+            prefer_this_thread()  # what is not read out in time is not known by time
         while True:
             self._sample_requested.wait()
             self._sample_requested.clear()
             if self._closed:
                 return
+            self._sampling = True
             self._sample()
+            self._sampling = False
 
     def _sample(self, *, everything: bool = False) -> None:
-        ts_ns = monotonic_ns()
+        ts_ns = self._read_counts()
         if self._options.cgroup:
             for pid in scope.cgroup_members(self._options.cgroup):
                 if not self.processes.belongs(pid):
@@ -285,6 +344,7 @@ class Session:
         tables = [self._samplers.read(ts_ns, everything=everything), self._rss_samples(ts_ns)]
         with self._lock:
             self._batch.samples += [table for table in tables if table.num_rows]
+        self._read_live()
 
     def _rss_samples(self, ts_ns: int) -> pa.Table:
         """Highest resident-set figures since the start, exact, from the rss_stat tracepoint."""
@@ -332,6 +392,9 @@ class Session:
             self._sample(everything=True)
         if self._recursion is None:
             self.detach()
+        if self.sink.error is None:
+            self._read_counts()
+            self._read_live(last=True)
         for _ in range(64):
             before = self.read_events
             self.drain()
@@ -385,7 +448,10 @@ class Session:
         }
 
     def _losses(self, lines: Lines) -> list[Loss]:
-        losses = self._counters.losses() + (self._recursion or [])
+        losses = self._counters.losses() + self._counters.left_out() + (self._recursion or [])
+        if self._small.small_objects:
+            detail = f"mappings smaller than --min-size: {self._small.small_bytes:,} bytes"
+            losses.append(Loss("mappings", "below_min_size", self._small.small_objects, detail))
         losses += [Loss(probe, what, count, detail) for probe, what, count, detail in self._samplers.losses()]
         losses += [Loss(probe, "attach_failed", 1, reason) for probe, reason in self._attachments.failed]
         losses += self._launches.losses() if self._launches else []

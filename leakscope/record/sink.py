@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from leakscope.capture import CaptureWriter
+from leakscope.record.census import Census, Counts, Live, Schedule
 from leakscope.record.decode.calls import Calls
 from leakscope.record.decode.kernel_objects import KernelObjects
 from leakscope.record.decode.marks import Marks
@@ -49,6 +51,13 @@ class Batch:
     samples: list[pa.Table] = field(default_factory=list)
     kernels: list[tuple[np.ndarray, list[Image | str | None]]] = field(default_factory=list)
     launches: list[np.ndarray] = field(default_factory=list)
+    readouts: list[Counts | Live] = field(default_factory=list)
+
+
+_TABLES = (
+    *("census_sites", "census_totals", "census", "calls", "device_maps", "launches", "launch_arguments", "samples"),
+)
+"""What a batch may have beside mem_events, in the order of writing: what others name comes first."""
 
 
 class Sink:
@@ -65,8 +74,15 @@ class Sink:
         objects: KernelObjects,
         marks: Marks,
         arguments: LaunchArguments | None = None,
+        census: Census | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
+        """With a `schedule` rows are gathered and written when it says so; without, at each batch."""
         self._writer = writer
+        self._census = census
+        self._schedule = schedule
+        self._gathered: dict[str, list[pa.Table]] = {}
+        self._began_ns = self._wrote_ns = time.monotonic_ns()
         self._spaces = spaces
         self._processes = processes
         self._interner = interner
@@ -100,13 +116,14 @@ class Sink:
 
     def _run(self) -> None:
         while (batch := self._queue.get()) is not None:
-            self._guarded(self._process, batch)
-        self._guarded(lambda: self._write("marks", self._marks.open_rows()))
+            self._attempt(partial(self._process, batch))
+        self._attempt(lambda: self._write("marks", self._marks.open_rows()))
+        self._attempt(self._write_gathered)
 
-    def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
+    def _attempt(self, work: Callable[[], None]) -> None:
         if self.error is None:
             try:
-                work(*arguments)
+                work()
             except Exception as error:  # whatever it is, it must end the recording and be told
                 self.error = error
 
@@ -144,6 +161,8 @@ class Sink:
             for pid, ts_ns in decoded.exits.items():
                 self._processes.ended(pid, ts_ns)
                 self._ended[pid] = ts_ns
+            if self._census:
+                self._census.ended(decoded.exits)
             tables += [("mem_events", table) for table in decoded.mem_events]
             tables += [("calls", decoded.calls), ("launches", decoded.launches), ("device_maps", decoded.device_maps)]
             if self._arguments:
@@ -151,6 +170,8 @@ class Sink:
                 tables.append(("launch_arguments", arguments))
         if batch.objects:
             tables.append(("mem_events", self._objects.table(_in_order(batch.objects))))
+        if self._census:
+            tables = self._census.tables(tables, batch.readouts)
         tables += [("samples", table) for table in batch.samples]
         if batch.marks:
             self._write("marks", self._marks.rows(np.concatenate(batch.marks)))
@@ -161,23 +182,42 @@ class Sink:
         if events:
             merged = _concatenate(events)
             self._write("mem_events", merged)
-        for name in ("calls", "device_maps", "launches", "launch_arguments", "samples"):
+        for name in _TABLES:
             parts = [table for kind, table in tables if kind == name and table is not None and table.num_rows]
             if parts:
                 self._write(name, _concatenate(parts))
-        if batch.ts_ns - self._manifest_saved_ns > MANIFEST_EVERY_NS:
+        elapsed_s = (batch.ts_ns - self._began_ns) / 1e9
+        if self._schedule and batch.ts_ns - self._wrote_ns >= self._schedule.write_gap_s(elapsed_s) * 1e9:
+            self._wrote_ns = batch.ts_ns
+            self._write_gathered()
+        if batch.ts_ns - self._manifest_saved_ns > MANIFEST_EVERY_NS and not self._gathered:
             self._manifest_saved_ns = batch.ts_ns
             self._writer.save_manifest()
-        for pid in [pid for pid, ts_ns in self._ended.items() if ts_ns + FORGET_AFTER_NS < batch.ts_ns]:
+        # A census asks for the stacks of a process at the readout after its end.
+        needed_ns = min(batch.ts_ns, self._census.read_ns) if self._census else batch.ts_ns
+        for pid in [pid for pid, ts_ns in self._ended.items() if ts_ns + FORGET_AFTER_NS < needed_ns]:
             del self._ended[pid]
             self._spaces.forget(pid)
             if self._arguments:
                 self._arguments.kernels.forget(pid)
+        if self._census and self._census.forgotten:
+            self._interner.forget(self._census.forgotten)
+            self._census.forgotten = set()
 
     def _write(self, table: str, rows: pa.Table) -> None:
-        if rows.num_rows:
+        if not rows.num_rows:
+            return
+        self.rows[table] += rows.num_rows
+        if self._schedule:
+            self._gathered.setdefault(table, []).append(rows)
+        else:
             self._writer.write(table, rows)
-            self.rows[table] += rows.num_rows
+
+    def _write_gathered(self) -> None:
+        """What others name comes first."""
+        gathered, self._gathered = self._gathered, {}
+        for table in sorted(gathered, key=lambda name: name not in ("frames", "stacks", "census_sites")):
+            self._writer.write(table, _concatenate(gathered[table]))
 
 
 def _concatenate(tables: list[pa.Table]) -> pa.Table:

@@ -14,12 +14,14 @@ from rich.text import Text
 
 from leakscope.model.results import Chain, ChainLink, Report, Row, Site, Touches, Verdict
 from leakscope.report.imports import import_lines
+from leakscope.report.joins import evidence_of_link, join_lines
 from leakscope.report.text import counted, exact, printable, rate, size
 
 _STYLES = {"leak": "bold red", "inconclusive": "bold yellow", "not_leak": "bold green"}
 _WORDS = {"leak": "LEAK", "inconclusive": "INCONCLUSIVE", "not_leak": "NO LEAK"}
 _MAX_FINDINGS = 5
 _MAX_HIDDEN = 5
+_OF_OTHERS = ("identity", "order", "window", "range")  # rules of links that another source adds
 
 
 def print_report(console: Console, report: Report, top: int = 10) -> None:
@@ -39,6 +41,7 @@ def print_report(console: Console, report: Report, top: int = 10) -> None:
         top,
     )
     _hidden(console, [s for s in report.sites if not s.frees_visible])
+    _joins(console, report)
     _rows(console, "losses", report.losses)
     _reconciliation(console, report.reconciliation)
     _next(console, report)
@@ -81,7 +84,7 @@ def _layers(console: Console, report: Report) -> None:
         interval = f"{size(growth.ci_low)} … {rate(growth.ci_high)}" if growth else ""
         table.add_row(
             layer.layer,
-            size(layer.live_bytes),
+            size(layer.live_bytes) + (f" ± {size(layer.standard_error_bytes)}" if layer.standard_error_bytes else ""),
             f"{layer.live_objects:,}",
             rate(growth.bytes_per_s) if growth else "",
             interval,
@@ -99,6 +102,9 @@ def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, 
     console.print()
     console.print(head)
     facts = [f"keeps {exact(finding.kept_bytes)} in {counted(finding.kept_objects, 'object')}"]
+    sampled = [site for site in report.sites if site.id in finding.sites and site.bytes_sampled]
+    if error := sum(site.standard_error_bytes**2 for site in sampled) ** 0.5:
+        facts[0] += f" (estimated from a sample by bytes, ± {size(error)})"
     if growth := finding.growth:
         interval = f"{size(growth.ci_low)} … {size(growth.ci_high)}"
         facts.append(f"{rate(growth.bytes_per_s)} ({interval})")
@@ -150,6 +156,8 @@ def _shortened(links: Sequence[ChainLink], frames: int = 3) -> list[ChainLink]:
 
 
 def _name(link: ChainLink) -> str:
+    if link.rule in _OF_OTHERS or link.what == "profile":
+        return f"{link.name} {evidence_of_link(link)}"
     if link.what in ("slab_cache", "kind", "map", "device"):
         return f"{link.name} {size(link.bytes)}"
     if link.what == "range":
@@ -172,12 +180,13 @@ def _sites(console: Console, sites: Sequence[Site], top: int) -> None:
     for (name, layer, what), members in ranked[:top]:
         kept = sum(site.live_bytes for site in members)
         share = kept / max(1, sum(site.allocated_bytes for site in members))
-        mark = "~" if any(site.stack_sampled for site in members) else ""
+        mark = "~" if any(site.stack_sampled or site.bytes_sampled for site in members) else ""
+        error = sum(site.standard_error_bytes**2 for site in members if site.bytes_sampled) ** 0.5
         table.add_row(
             printable(name),
             layer,
             printable(what),
-            mark + size(kept),
+            mark + size(kept) + (f" ± {size(error)}" if error else ""),
             f"{share:.0%}",
             rate(sum(site.growth.bytes_per_s for site in members if site.growth)),
         )
@@ -186,6 +195,8 @@ def _sites(console: Console, sites: Sequence[Site], top: int) -> None:
     notes = []
     if any(site.stack_sampled for _, members in ranked[:top] for site in members):
         notes.append("~ apportioned by sampled stacks")
+    if any(site.bytes_sampled for _, members in ranked[:top] for site in members):
+        notes.append("± standard error of what was sampled by bytes")
     if len(ranked) > top:
         notes.append(f"{len(ranked) - top:,} more with --top, all with --json")
     if notes:
@@ -206,6 +217,15 @@ def _hidden(console: Console, sites: Sequence[Site]) -> None:
         )
     if len(sites) > _MAX_HIDDEN:
         _indented(console, f"… and {counted(len(sites) - _MAX_HIDDEN, 'more site')}", "dim")
+
+
+def _joins(console: Console, report: Report) -> None:
+    lines = list(join_lines(report))
+    if lines:
+        console.print()
+        console.print("joins:")
+    for line in lines:
+        _indented(console, line.strip(), "dim" if line.startswith("  ") else "")
 
 
 def _rows(console: Console, title: str, rows: Sequence[Row]) -> None:

@@ -55,13 +55,14 @@ class Calls:
         live_ranges: Map,
         exits: dict[int, int],
         kernel_names: Callable[[np.ndarray], pa.Array] | None = None,
+        min_size: int = 0,
     ) -> None:
         self._columns = columns
         self._interner = interner
         self._live = live_ranges
         self._kernel_names = kernel_names
         self.exits = exits
-        self.mappings = Mappings(columns)
+        self.mappings = Mappings(columns, min_size)
         self._apis = np.array([columns.apis.code(p.api) for p in FUNCTIONS], np.int16)
         self._call_apis = Words(tuple(p.api for p in FUNCTIONS))
         self._primary_contexts: dict[tuple[int, int], int] = {}

@@ -34,13 +34,9 @@ class KernelObjects:
 
     def table(self, batch: np.ndarray) -> pa.Table:
         """`mem_events` rows of a batch of MEM_RECORD, in the order of the batch."""
-        sites = self._sites.rows(batch["site"])
-        kernel_stack, user_stack = self._stacks(batch, sites)
-        kind = sites["kind"]
-        pages = kind == KIND_CODES["page"]
-        if pages.any():
-            kind[pages] = self._kinds_of_pages(kernel_stack[pages])
-        requested = np.where(batch["requested_bytes"] > 0, batch["requested_bytes"], sites["object_bytes"])
+        identity = self.identities(batch)
+        object_bytes = identity.pop("object_bytes")
+        requested = np.where(batch["requested_bytes"] > 0, batch["requested_bytes"], object_bytes)
         return self._columns.table(
             len(batch),
             ts_ns=batch["ts_ns"],
@@ -50,20 +46,30 @@ class KernelObjects:
             op=batch["op"],
             cause=self._causes(batch),
             layer=LAYER_CODES["kernel"],
-            kind=kind,
-            api=sites["api"],
-            slab_cache=sites["slab_cache"],
             addr=batch["addr"],
-            size_bytes=sites["size_bytes"],
             requested_bytes=requested,
-            call_site=sites["call_site"],
-            kernel_stack=kernel_stack,
-            user_stack=user_stack,
-            python_stack=self._interner.python_stacks(batch["python_stack"]),
-            weight=batch["weight"],
             alloc_ts_ns=batch["alloc_ts_ns"],
             mark_id=mark_ids(batch["pid"], batch["mark"]),
+            **identity,
         )
+
+    def identities(self, batch: np.ndarray) -> dict[str, np.ndarray]:
+        """Who allocated, for each record of a batch: kind, api, slab_cache (codes), size_bytes, object_bytes,
+        call_site, stacks and weight."""
+        sites = self._sites.rows(batch["site"])
+        kernel_stack, user_stack = self._stacks(batch, sites)
+        kind = sites["kind"]
+        pages = kind == KIND_CODES["page"]
+        if pages.any():
+            kind[pages] = self._kinds_of_pages(kernel_stack[pages])
+        return {
+            **{name: sites[name] for name in ("api", "slab_cache", "size_bytes", "object_bytes", "call_site")},
+            "kind": kind,
+            "kernel_stack": kernel_stack,
+            "user_stack": user_stack,
+            "python_stack": self._interner.python_stacks(batch["python_stack"]),
+            "weight": batch["weight"],
+        }
 
     def _causes(self, batch: np.ndarray) -> np.ndarray:
         causes = batch["cause"].astype(np.int16)

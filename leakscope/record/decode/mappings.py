@@ -60,10 +60,16 @@ class ProcessEnd(NamedTuple):
 
 
 class Mappings:
-    """Decodes CALL_MAP and CALL_MAP_FREE records; `unmatched_frees` counts munmaps of what was not seen mapped."""
+    """Decodes CALL_MAP and CALL_MAP_FREE records; `unmatched_frees` counts munmaps of what was not seen mapped.
 
-    def __init__(self, columns: EventColumns) -> None:
+    Mappings and growth of the break of less than `min_size` bytes are left out: `small_objects` and `small_bytes`.
+    """
+
+    def __init__(self, columns: EventColumns, min_size: int = 0) -> None:
         self._columns = columns
+        self._min_size = min_size
+        self.small_objects = 0
+        self.small_bytes = 0
         self._ranges: dict[int, Ranges] = {}  # by pid
         self._breaks: dict[int, Ranges] = {}
         self.unmatched_frees = 0
@@ -82,6 +88,7 @@ class Mappings:
         advised = ~ended & (batch["function"] == records.MAP_MADVISE)
         made_rows = self._bulk(batch[made], "alloc")
         changed = self._replay(batch[~advised], made_rows, sorted(ends))
+        made_rows = made_rows[made_rows["size_bytes"] >= self._min_size]
         rows = np.concatenate([made_rows, changed, self._bulk(batch[advised], "advise")])
         return rows[np.argsort(rows["ts_ns"], kind="stable")]
 
@@ -148,8 +155,9 @@ class Mappings:
                 elif not arg0 & _MAP_FIXED:
                     cause = "reuse"  # the kernel gives out free addresses alone: that these were freed was missed
                 rows += _frees(by, cause, ranges.cut(addr, addr + size, now))
-                mapping = Mapping(now, size, requested, function, kind_of_made[next_made], tuple(stacks), size)
-                ranges.add(addr, addr + size, mapping)
+                if not self._is_small(size):
+                    mapping = Mapping(now, size, requested, function, kind_of_made[next_made], tuple(stacks), size)
+                    ranges.add(addr, addr + size, mapping)
                 next_made += 1
         for end in ends[done:]:
             rows += self._process_end(end)
@@ -165,10 +173,19 @@ class Mappings:
         if after <= before:
             return _frees(by, "call", ranges.cut(after, before, now))
         size = after - before
+        if self._is_small(size):
+            return []
         kind = KIND_CODES["heap_backing" if in_heap else "brk"]
         ranges.add(before, after, Mapping(now, size, size, records.MAP_BRK, kind, stacks, size))
         codes = (OP_CODES["alloc"], CAUSE_CODES["call"], kind, records.MAP_BRK)
         return [(*by, *codes, before, size, size, *stacks, 0, 0, 0)]
+
+    def _is_small(self, size: int) -> bool:
+        if size >= self._min_size:
+            return False
+        self.small_objects += 1
+        self.small_bytes += size
+        return True
 
     def _process_end(self, end: ProcessEnd) -> list[tuple[int, ...]]:
         rows: list[tuple[int, ...]] = []

@@ -119,6 +119,13 @@ class Map:
         """
         keys: list[np.ndarray] = []
         values: list[np.ndarray] = []
+        for some_keys, some_values in self.batches(batch):
+            keys.append(some_keys)
+            values.append(some_values)
+        return np.concatenate(keys), np.concatenate(values)
+
+    def batches(self, batch: int = 4096) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The arrays of :meth:`read_all` piece by piece, so that a map of millions is never in memory at once."""
         cursor_in, cursor_out = (
             ctypes.create_string_buffer(max(4, self.key_bytes)),
             ctypes.create_string_buffer(max(4, self.key_bytes)),
@@ -152,13 +159,11 @@ class Map:
                 batch *= 2
                 continue
             count = struct.unpack_from("=I", attr.raw, 32)[0]
-            keys.append(key_buffer[:count])
-            values.append(value_buffer[:count])
+            yield key_buffer[:count], value_buffer[:count]
             if done:
-                break
+                return
             cursor_in.raw = cursor_out.raw
             first = False
-        return np.concatenate(keys), np.concatenate(values)
 
     def keys(self) -> Iterator[bytes]:
         """All keys of a small map, one by one."""

@@ -15,6 +15,7 @@ from leakscope.record.kernel.tracefs import field_offsets
 
 SCOPE_HOST, SCOPE_PROCESSES, SCOPE_CGROUP = 0, 1, 2
 STACK_POLICIES = {"none": 0, "sampled": 1, "all": 2}
+MODES = {"stream": 0, "census": 1}
 
 
 @dataclass
@@ -48,6 +49,10 @@ class ProgramConfig:
     launch_ring_bytes: int = 4096
     kernel_ring_bytes: int = 4096
     layout_entries: int = 64
+    identity_entries: int = 1 << 15  # of a census; each takes 48 bytes a CPU
+    mode: str = "stream"
+    min_size: int = 0  # bytes: smaller kernel and heap objects are counted, not recorded
+    sample_bytes: int = 0  # mean of the bytes between two samples, 0 = every allocation is recorded
     with_maps: bool = True
     with_functions: bool = False
     nvtx: bool = False
@@ -86,6 +91,10 @@ class ProgramConfig:
             "RANGE_ENTRIES": self.range_entries,
             "STACK_ENTRIES": self.stack_entries,
             "SITE_ENTRIES": self.site_entries,
+            "IDENTITY_ENTRIES": self.identity_entries if self.mode == "census" else 1,
+            "MODE": MODES[self.mode],
+            "MIN_SIZE": self.min_size,
+            "SAMPLE_BYTES": self.sample_bytes,
             "PAGE_SIZE": mmap.PAGESIZE,
             "WITH_MAPS": int(self.with_maps),
             "WITH_FUNCTIONS": int(self.with_functions),

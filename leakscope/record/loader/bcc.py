@@ -16,7 +16,7 @@ from leakscope.record.kernel.bpf import BPF_TRACE_UPROBE_MULTI, Map, map_facts
 from leakscope.record.loader.base import ProgramConfig
 
 _PROGRAM_TYPES = {"uprobe": 2, "uprobe_perf": 2, "tracepoint": 5, "raw_tracepoint": 17}
-_PER_CPU_MAPS = frozenset({"counters", "site_states", "stack_budget"})
+_PER_CPU_MAPS = frozenset({"counters", "site_states", "stack_budget", "identity_counts", "byte_countdowns"})
 
 
 class BccPrograms:

@@ -29,9 +29,11 @@ _MAP_SIZES = {
     "launch_ring": "LAUNCH_RING_BYTES",
     "kernel_ring": "KERNEL_RING_BYTES",
     "launch_layouts": "LAYOUT_ENTRIES",
+    "identities": "IDENTITY_ENTRIES",
+    "identity_counts": "IDENTITY_ENTRIES",
 }
 _UPROBES = ("on_function_entry", "on_function_return", "on_kernel_entry", "on_kernel_return", "on_mark")
-_PER_CPU_MAPS = frozenset({"counters", "site_states", "stack_budget"})
+_PER_CPU_MAPS = frozenset({"counters", "site_states", "stack_budget", "identity_counts", "byte_countdowns"})
 
 _PRINTER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bpf_programs import NVTX_LIBRARY
+from leakscope.record.options import RecordOptions
 from leakscope.record.probes.libraries import FunctionProbes
 from leakscope.symbols.elf import ElfFile
 
@@ -70,6 +71,13 @@ def is_injected(pid: int, proc: Path = Path("/proc")) -> bool:
 def not_available(pid: int) -> str:
     """The sentence for a process that runs without the library."""
     return f"NVTX ranges of process {pid} are not available: it was not started with {VARIABLE}={NVTX_LIBRARY}"
+
+
+def records_marks(options: RecordOptions, limits: list[str]) -> bool:
+    """Whether a recording looks for ranges; of processes that run without the library, `limits` tells."""
+    without = [pid for pid in options.pids if options.nvtx and not is_injected(pid)]
+    limits += [not_available(pid) for pid in without]
+    return options.nvtx and (not options.pids or len(without) < len(options.pids) or bool(options.command))
 
 
 class MarkProbes:

@@ -156,6 +156,10 @@ class Interner:
             }
         )
 
+    def forget(self, pids: set[int]) -> None:
+        """Drop what only events of these processes could ask for again."""
+        self._user_stacks = {key: stack for key, stack in self._user_stacks.items() if key[0] not in pids}
+
     def stack(self, frames: Sequence[int]) -> int:
         """Stack id of frame ids, outermost first."""
         key = tuple(frames)

@@ -1,0 +1,135 @@
+"""Reading the kernel side of a census: counts by identity, live objects by identity and birth."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from leakscope.record import records
+from leakscope.record.kernel.bpf import Map, possible_cpus
+from leakscope.record.loader import LoadedPrograms
+
+COUNTS = 6
+"""Fields of IDENTITY_COUNT."""
+BATCH_ENTRIES = 1 << 15
+"""Entries of the live map that are in memory at once: 2 MB."""
+SWEEP_ABOVE = 0.5
+"""The share of a live map that may be filled before entries of freed objects are taken out of it."""
+MOST_SWEPT = 1 << 15
+"""Entries taken out of a map at a readout: some 50 ms."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What was counted up to `ts_ns`: identities by number.
+
+    ``numbers`` (uint32), ``keys`` (IDENTITY_KEY), ``counts`` (int64[n, 6]: the fields of IDENTITY_COUNT over all CPUs).
+    """
+
+    ts_ns: int
+    numbers: npt.NDArray[np.uint32]
+    keys: np.ndarray
+    counts: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Live:
+    """The live objects at `ts_ns`: ``objects`` (int64) of an identity ``numbers`` (uint32) that were born in an
+    interval ``births`` (int64, since the start)."""
+
+    ts_ns: int
+    numbers: npt.NDArray[np.uint32]
+    births: npt.NDArray[np.int64]
+    objects: npt.NDArray[np.int64]
+
+
+class CensusReader:
+    """Reads the maps of a census and keeps them from filling.
+
+    :meth:`live` serves one thread, :meth:`retire` another, :meth:`counts` any.
+    """
+
+    def __init__(self, programs: LoadedPrograms, origin_ns: int, interval_ns: int) -> None:
+        self._identities = programs.map("identities")
+        self._identity_counts = programs.map("identity_counts")
+        self._live_maps = (programs.map("live"), programs.map("live_pages"))
+        self._counters = programs.map("counters")
+        self._origin_ns = origin_ns
+        self._interval_ns = interval_ns
+        self._cpus = possible_cpus()
+        self._swept = 0
+        self._last_ns = origin_ns
+
+    def counts(self, ts_ns: int) -> Counts:
+        """What is counted now, labelled with a time: a few milliseconds."""
+        raw_keys, raw_numbers = self._identities.read_all()
+        numbers = raw_numbers.view(np.uint32).reshape(-1)
+        keys = raw_keys.view(records.IDENTITY_KEY).reshape(-1)
+        raw_counted, raw_counts = self._identity_counts.read_all()
+        counted = raw_counted.view(np.uint32).reshape(-1)
+        by_cpu = raw_counts.view(np.int64).reshape(len(counted), self._cpus, COUNTS)
+        order = np.argsort(counted)
+        # A number without counts was made between the two reads: it is new at the next readout.
+        at = np.minimum(np.searchsorted(counted[order], numbers), max(len(counted) - 1, 0))
+        known = counted[order][at] == numbers if len(counted) else np.zeros(len(numbers), bool)
+        numbers, keys, by_cpu = numbers[known], keys[known], by_cpu[order][at[known]]
+        counts = by_cpu.sum(axis=1)
+        first = by_cpu[:, :, 4]
+        counts[:, 4] = np.where(first > 0, first, np.iinfo(np.int64).max).min(axis=1, initial=np.iinfo(np.int64).max)
+        counts[:, 5] = by_cpu[:, :, 5].max(axis=1, initial=0)
+        ranked = np.argsort(numbers)
+        return Counts(ts_ns, numbers[ranked], keys[ranked], counts[ranked])
+
+    def retire(self, keys: np.ndarray, numbers: npt.NDArray[np.uint32]) -> None:
+        """Drop identities that nothing live belongs to; one that is seen again gets another number."""
+        for key, number in zip(keys, numbers, strict=True):
+            self._identities.delete(key.tobytes())
+            self._identity_counts.delete(number.tobytes())
+
+    @property
+    def identity_room(self) -> int:
+        """Most identities that there can be."""
+        return self._identities.entries
+
+    def live(self, ts_ns: int, *, sweep: bool = True) -> Live:
+        """The live objects of now, labelled with a time: some 0.1 s a million."""
+        groups, sizes = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
+        for live in self._live_maps:
+            entries, stale = 0, []
+            for raw_keys, raw_values in live.batches(BATCH_ENTRIES):
+                values = raw_values.view(records.LIVE_OBJECT).reshape(-1)
+                entries += len(values)
+                alive = values["ts_ns"] > 0
+                # `caller` of a freed object is the time of its end.
+                old = ~alive & (values["caller"] < self._last_ns)
+                stale.append(raw_keys[old])
+                births = np.maximum(values["ts_ns"][alive].astype(np.int64) - self._origin_ns, 0) // self._interval_ns
+                mixed = values["identity"][alive].astype(np.uint64) << np.uint64(32) | births.astype(np.uint64)
+                distinct, counted = np.unique(mixed, return_counts=True)
+                groups.append(distinct)
+                sizes.append(counted)
+            if sweep and entries > SWEEP_ABOVE * live.entries:
+                self._sweep(live, np.concatenate(stale)[:MOST_SWEPT])
+        distinct, group = np.unique(np.concatenate(groups), return_inverse=True)
+        objects = np.bincount(group, np.concatenate(sizes), len(distinct)).astype(np.int64)
+        self._last_ns = ts_ns
+        numbers = (distinct >> np.uint64(32)).astype(np.uint32)
+        return Live(ts_ns, numbers, (distinct & np.uint64(0xFFFFFFFF)).astype(np.int64), objects)
+
+    def _sweep(self, live: Map, keys: Iterable[np.ndarray]) -> None:
+        """Take freed objects out of a live map.
+
+        All of them ended before the readout before this one. An address that is handed out again within the microsecond
+        of its deletion would be lost to the map: its object is counted as allocated and its free is not seen. One that
+        was idle for so long and comes back in that very microsecond is not to be expected in days of sweeping.
+        """
+        swept = sum(live.delete(key.tobytes()) for key in keys)
+        if live is self._live_maps[0]:
+            self._swept += swept
+            share = self._swept // (os.cpu_count() or 1)
+            place = records.COUNTERS.index("live_swept").to_bytes(4, "little")
+            self._counters.update(place, share.to_bytes(8, "little") * self._cpus)
