@@ -11,7 +11,7 @@ from typing import Any
 import networkx as nx
 import planted as p
 import pytest
-from nsys_files import ALLOC, NsysFile
+from nsys_files import ALLOC, SYSTEM_CLOCK_NS, UTC_NS, NsysFile
 from synthetic import START_NS, SyntheticCapture
 
 from leakscope.cli.main import main
@@ -30,7 +30,6 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     capture = SyntheticCapture(seconds=10.0)
     capture.process(PID)
     export = NsysFile()
-    clock = 5_000_000_000_000
     for i in range(COUNT):
         at_s = 0.1 + i * 0.16
         address = 0x10_0000_0000 + i * BYTES
@@ -39,7 +38,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
             at_s, BYTES, layer="gpu", kind="device", api="cudaMalloc", user=["main", "kv_append"], pid=PID,
             call_id=call, addr=address,
         )  # fmt: skip
-        start = capture.ns(at_s) - clock - 60_000
+        start = capture.ns(at_s) - SYSTEM_CLOCK_NS - 60_000
         export.add(
             "NVTX_EVENTS", start=start - 1_000_000, end=start + 5_000_000, eventType=59,
             globalTid=1 << 48 | PID << 24 | PID, textId=export.string("decode"), domainId=0,
@@ -47,8 +46,12 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         if i != 7:
             correlation = export.call(start - 30_000, start + 60_000, "cudaMalloc_v3020", pid=PID, tid=PID)
             export.memory(start, ALLOC, address, BYTES, correlation=correlation, pid=PID)
-    export.memory(START_NS - clock + 9_000_000_000, ALLOC, 0x99_0000_0000, 12_345, pid=PID)
+    export.memory(START_NS - SYSTEM_CLOCK_NS + 9_000_000_000, ALLOC, 0x99_0000_0000, 12_345, pid=PID)
     recording = capture.write(folder / "run.lscope")
+    manifest = json.loads((recording / "manifest.json").read_text())
+    now = {"realtime_ns": UTC_NS, "monotonic_ns": SYSTEM_CLOCK_NS, "boottime_ns": SYSTEM_CLOCK_NS}
+    manifest["sources"][0]["anchors"] = [now, now]  # of the same boot as the export
+    (recording / "manifest.json").write_text(json.dumps(manifest))
     return recording, export.write(folder / "run.sqlite")
 
 
