@@ -37,6 +37,7 @@ class Alignment:
     refused: str = ""
     residual_ns: tuple[int, int] | None = None
     seen_twice: int = 0
+    refined: bool = False  # the offset is that of the events seen by both
 
 
 def align(reference: Source, source: Source) -> Alignment:
@@ -103,14 +104,14 @@ def measured(alignment: Alignment, reference_ns: Ints, source_ns: Ints) -> Align
     if alignment.refused or alignment.error_ns is None:
         if not enough:
             return alignment
-        result = Alignment(median, 2 * spread + AGREE_NS, f"the {len(difference):,} events seen by both")
+        result = Alignment(median, 2 * spread + AGREE_NS, f"the {len(difference):,} events seen by both", refined=True)
     elif abs(median - alignment.offset_ns) > alignment.error_ns + AGREE_NS and enough:
         off_ms = (median - alignment.offset_ns) / 1e6
         how = f"the {len(difference):,} events seen by both; by its own word it would be {off_ms:+,.3f} ms off"
-        result = Alignment(median, 2 * spread + SYSTEM_CLOCK_ERROR_NS, how)
-    elif enough and alignment.error_ns >= UTC_ERROR_NS:
-        how = f"{alignment.how}, refined by {len(difference):,} events seen by both"
-        result = Alignment(median, 2 * spread + SYSTEM_CLOCK_ERROR_NS, how)
+        result = Alignment(median, 2 * spread + SYSTEM_CLOCK_ERROR_NS, how, refined=True)
+    elif enough and (alignment.error_ns >= UTC_ERROR_NS or alignment.refined):
+        how = alignment.how.split(", refined by")[0] + f", refined by {len(difference):,} events seen by both"
+        result = Alignment(median, 2 * spread + SYSTEM_CLOCK_ERROR_NS, how, refined=True)
     left = np.abs(difference - result.offset_ns)
     residual = int(np.median(left)), int(np.percentile(left, 99))
     return replace(result, residual_ns=residual, seen_twice=len(difference))

@@ -203,7 +203,8 @@ def _kernel_events(
     """Nesting in the recording's calls, in those of reports; then the windows around calls, and around launches."""
     apis: dict[str, int] = {}
     calls = [_own_calls(recording, apis)]
-    calls += [theirs for joint in joints if (theirs := _calls_of(joint, apis)) is not None]
+    known = np.unique(calls[0].pid)  # processes whose calls the recording has: reports tell nothing new of them
+    calls += [theirs for joint in joints if (theirs := _calls_of(joint, apis, known)) is not None]
     calls = [table for table in calls if len(table.pid)]
     launches = _launches(recording, apis)
     rules = [Rule("nesting", table) for table in calls]
@@ -278,14 +279,17 @@ def _own_calls(recording: Evidence, apis: dict[str, int]) -> CallTable:
     return CallTable(recording.name, pid, tid, start, end, _codes(calls["api"], apis), True)
 
 
-def _calls_of(joint: Joint, apis: dict[str, int]) -> CallTable | None:
-    """The calls of a report, where its clock is known well enough for a window."""
+def _calls_of(joint: Joint, apis: dict[str, int], known: Ints) -> CallTable | None:
+    """The calls of a report in processes but those ``known``, where its clock is known well enough for a window."""
     calls, error = joint.report.table("calls"), joint.alignment.error_ns
     if not len(calls) or joint.alignment.refused or error is None or error > KERNEL_WINDOW_NS:
         return None
     pid, tid = joint.mapped(calls)
     start, end = (joint.on_recordings_clock(calls[c].to_numpy(np.int64)) for c in ("enter_ns", "exit_ns"))
-    return CallTable(joint.report.name, pid, tid, start, end, _codes(calls["api"], apis), False)
+    new = (pid >= 0) & ~np.isin(pid, known)
+    return CallTable(
+        joint.report.name, pid[new], tid[new], start[new], end[new], _codes(calls["api"][new], apis), False
+    )
 
 
 def _launches(recording: Evidence, apis: dict[str, int]) -> CallTable:

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from leakscope.correlate.joins.evidence import Batch
-from leakscope.correlate.joins.nesting import Intervals, depths, nested_in
+from leakscope.correlate.joins.nesting import CallIndex, Intervals, depths
 from leakscope.correlate.joins.timeline import Ints, thread_key
-from leakscope.correlate.joins.window import near_calls
+from leakscope.correlate.joins.window import NearIndex
 
 
 class CallTable(NamedTuple):
@@ -67,7 +67,7 @@ class KernelJoin:
     def __init__(self, rules: list[Rule]) -> None:
         self.counted = [Counted(rule) for rule in rules]
         self.events = 0
-        self._intervals = [_intervals(rule) for rule in rules]
+        self._indexes = [_index(rule) for rule in rules]
 
     def add(self, batch: Batch) -> npt.NDArray[np.int64]:
         """Join a batch; int64[n]: the number of the rule that matched each event, -1 for none."""
@@ -76,13 +76,13 @@ class KernelJoin:
         left = np.arange(len(batch.ts_ns))
         thread = thread_key(batch.pid, batch.tid)
         for number, counted in enumerate(self.counted):
-            rule, (intervals, depth, rows) = counted.rule, self._intervals[number]
-            if rule.kind == "nesting":
-                found = nested_in(intervals, thread[left], batch.ts_ns[left], depth)
+            rule, (index, rows) = counted.rule, self._indexes[number]
+            if isinstance(index, CallIndex):
+                found = index.innermost(thread[left], batch.ts_ns[left])
                 hit = found >= 0
                 done = hit
             else:
-                near = near_calls(intervals, batch.pid[left], batch.ts_ns[left], rule.window_ns)
+                near = index.near(batch.pid[left], batch.ts_ns[left], rule.window_ns)
                 found, hit = near.row, near.candidates == 1
                 several = near.candidates > 1
                 counted.ambiguous += int(several.sum())
@@ -94,14 +94,13 @@ class KernelJoin:
         return by_rule
 
 
-def _intervals(rule: Rule) -> tuple[Intervals, Ints | None, Ints]:
-    """(intervals to search, their depths, their rows in the rule's table)."""
+def _index(rule: Rule) -> tuple[CallIndex | NearIndex, Ints]:
+    """(what to search, the rows of the rule's table that its answers mean)."""
     calls = rule.calls
+    rows = np.flatnonzero((calls.tid >= 0) & (calls.pid >= 0))
+    by_thread = Intervals(thread_key(calls.pid[rows], calls.tid[rows]), calls.start_ns[rows], calls.end_ns[rows])
     if rule.kind == "nesting":
-        rows = np.flatnonzero((calls.tid >= 0) & (calls.pid >= 0))
-        intervals = Intervals(thread_key(calls.pid[rows], calls.tid[rows]), calls.start_ns[rows], calls.end_ns[rows])
-        return intervals, depths(intervals), rows
-    rows = np.flatnonzero(calls.pid >= 0)
-    whole = Intervals(thread_key(calls.pid[rows], calls.tid[rows]), calls.start_ns[rows], calls.end_ns[rows])
-    rows = rows[depths(whole) == 0] if len(rows) else rows  # a call and the ones inside it are one candidate
-    return Intervals(calls.pid[rows], calls.start_ns[rows], calls.end_ns[rows]), None, rows
+        return CallIndex(by_thread), rows
+    unknown = np.flatnonzero((calls.tid < 0) & (calls.pid >= 0))
+    rows = np.concatenate([rows[depths(by_thread) == 0], unknown])  # a call and those inside it are one candidate
+    return NearIndex(Intervals(calls.pid[rows], calls.start_ns[rows], calls.end_ns[rows])), rows

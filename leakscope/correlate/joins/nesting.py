@@ -45,21 +45,32 @@ def parents(calls: Intervals) -> Ints:
     return enclosing(calls.thread, calls.start_ns, calls.end_ns + 1)
 
 
-def nested_in(calls: Intervals, thread: Ints, at_ns: Ints, depth: Ints | None = None) -> Ints:
-    """int64[n]: for each (thread, time) the innermost of ``calls`` open then, -1 where none is.
+class CallIndex:
+    """Calls prepared for many searches; those of a thread must nest. ``depth``: that of each call, where it is known
+    already (:func:`depths`)."""
 
-    ``depth`` of the calls, where it is known already (:func:`depths`). Intervals of a thread must nest.
-    """
-    found = np.full(len(at_ns), -1, np.int64)
-    if not len(calls.thread) or not len(at_ns):
+    def __init__(self, calls: Intervals, depth: Ints | None = None) -> None:
+        depth = depths(calls) if depth is None else depth
+        self._calls = calls
+        self._threads = np.unique(calls.thread)
+        self._levels = []
+        for level in range(int(depth.max(initial=-1)) + 1):
+            rows = np.flatnonzero(depth == level)
+            self._levels.append((rows, Timeline(calls.thread[rows], calls.start_ns[rows])))
+
+    def innermost(self, thread: Ints, at_ns: Ints) -> Ints:
+        """int64[n]: for each (thread, time) the row of the innermost call open then, -1 where none is."""
+        found = np.full(len(at_ns), -1, np.int64)
+        asked = np.flatnonzero(np.isin(thread, self._threads))
+        for rows, timeline in self._levels:
+            at = timeline.before(thread[asked], at_ns[asked])
+            inside = at >= 0
+            inside[inside] = self._calls.end_ns[rows[at[inside]]] >= at_ns[asked[inside]]
+            asked, at = asked[inside], at[inside]  # what is in no call of this depth is in none below
+            found[asked] = rows[at]
         return found
-    depth = depths(calls) if depth is None else depth
-    asked = np.flatnonzero(np.isin(thread, np.unique(calls.thread)))
-    for level in range(int(depth.max()) + 1):
-        rows = np.flatnonzero(depth == level)
-        at = Timeline(calls.thread[rows], calls.start_ns[rows]).before(thread[asked], at_ns[asked])
-        inside = at >= 0
-        inside[inside] = calls.end_ns[rows[at[inside]]] >= at_ns[asked[inside]]
-        asked, at = asked[inside], at[inside]  # what is in no call of this depth is in none below
-        found[asked] = rows[at]
-    return found
+
+
+def nested_in(calls: Intervals, thread: Ints, at_ns: Ints) -> Ints:
+    """:meth:`CallIndex.innermost` of a single search."""
+    return CallIndex(calls).innermost(thread, at_ns)

@@ -9,6 +9,7 @@ takes the launch's timestamp, which is eBPF's.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -140,6 +141,7 @@ def same_kernel(recorded: str, name: str, mangled: str) -> bool:
     return recorded in (name, mangled) or bare_name(recorded) in (bare_name(name), bare_name(mangled))
 
 
+@lru_cache(maxsize=65_536)
 def bare_name(name: str) -> str:
     """The function's own name: ``void ns::gemm<float>(float*)``, ``_ZN2ns4gemmIfEvPf`` and ``gemm`` give ``gemm``."""
     if name.startswith("_Z"):

@@ -61,7 +61,7 @@ def join_pair(recording: Evidence, report: Evidence) -> Joint:
     ours, theirs = recording.table("allocations"), owned(report)
     if len(theirs) and len(ours):
         _join_allocations(joint, ours, theirs)
-    if not joint.alignment.seen_twice:
+    if not joint.alignment.seen_twice or joint.alignment.refined:
         _measure_by_calls(joint)
     return joint
 
@@ -162,7 +162,11 @@ def call_key(rows: pd.DataFrame, pid: Ints, tid: Ints) -> Ints:
 
 
 def _measure_by_calls(joint: Joint) -> None:
-    """The residual over API calls that both saw, where no allocation was: the same function on the same thread."""
+    """The residual over API calls that both saw: the same function on the same thread.
+
+    Asked where no allocation was seen by both, and where allocations gave the offset: a recording stamps them at the
+    end of their call and a report inside it, calls by their start.
+    """
     ours, theirs = joint.recording.table("calls"), joint.report.table("calls")
     if not len(ours) or not len(theirs) or joint.alignment.refused or joint.alignment.error_ns is None:
         return

