@@ -238,7 +238,7 @@ def write_ncu(
         "kernel_profiles", len(launches), id=range(1, len(launches) + 1), pid=[life.inner_pid] * len(launches),
         tid=[life.inner_pid if r["tid"] == life.pid else r["tid"] for r in launches],
         api_call_id=range(10, 10 + 3 * len(launches), 3), created_s=[t + zone_s for t in utc],
-        kernel=[r["kernel"] for r in launches], grid=[r["grid"] for r in launches], block=[r["block"] for r in launches],
+        **{name: [r[name] for r in launches] for name in ("kernel", "grid", "block")},
         writable_bytes=[float(1 << 20)] * len(launches),
     )  # fmt: skip
     writer = CaptureWriter.create(path, Manifest(sources=[source]))

@@ -2,7 +2,7 @@
 
 The strongest join across sources. It measures how well their clocks agree, and keeps each byte from being counted
 twice. An address is handed out again after a free, so of several the nearest in time counts, and only when each is the
-other's nearest.
+other's nearest. A recording knows the whole call, whose inner moment a report stamps.
 """
 
 from __future__ import annotations
@@ -19,12 +19,19 @@ TOLERANCE_NS = 10_000_000
 
 
 class Allocations(NamedTuple):
-    """Parallel arrays: process (int64), address (uint64), size_bytes (int64), at_ns (int64)."""
+    """Parallel arrays: process (int64), address (uint64), size_bytes (int64), at_ns (int64). ``begin_ns``: where the
+    call that allocated is known from begin to end (``at_ns``), its begin; a moment inside it is at no distance."""
 
     process: Ints
     address: npt.NDArray[np.uint64]
     size_bytes: Ints
     at_ns: Ints
+    begin_ns: Ints | None = None
+
+    @property
+    def begins_ns(self) -> Ints:
+        """``begin_ns``, or ``at_ns`` where calls are moments."""
+        return self.at_ns if self.begin_ns is None else self.begin_ns
 
 
 class Same(NamedTuple):
@@ -38,8 +45,8 @@ class Same(NamedTuple):
 def same_allocations(left: Allocations, right: Allocations, tolerance_ns: int = TOLERANCE_NS) -> Same:
     """Pairs of rows of ``left`` and ``right`` that are one allocation; each row is in one pair at most."""
     keys = [combined(s.process, s.address, s.size_bytes) for s in (left, right)]
-    to_right = _nearest(keys[0], left.at_ns, keys[1], right.at_ns, tolerance_ns)
-    to_left = _nearest(keys[1], right.at_ns, keys[0], left.at_ns, tolerance_ns)
+    to_right = _nearest(keys[0], left, keys[1], right, tolerance_ns)
+    to_left = _nearest(keys[1], right, keys[0], left, tolerance_ns)
     rows = np.flatnonzero(to_right >= 0)
     mutual = to_left[to_right[rows]] == rows
     pairs = rows[mutual], to_right[rows[mutual]]
@@ -61,14 +68,17 @@ def seen_once_each(left: Allocations, right: Allocations) -> tuple[Ints, Ints]:
     return firsts[0][1][in_left].astype(np.int64), firsts[1][1][in_right].astype(np.int64)
 
 
-def _nearest(key: Ints, at_ns: Ints, other: Ints, other_ns: Ints, tolerance_ns: int) -> Ints:
+def _nearest(key: Ints, rows: Allocations, other_key: Ints, other: Allocations, tolerance_ns: int) -> Ints:
     """int64[n]: the row of ``other`` with the same key that is nearest in time, -1 beyond the tolerance."""
-    timeline = Timeline(other, other_ns)
+    timeline = Timeline(other_key, other.at_ns)
     best = np.full(len(key), -1, np.int64)
     distance = np.full(len(key), tolerance_ns + 1, np.int64)
-    for candidate in (timeline.before(key, at_ns), timeline.after(key, at_ns)):
+    begin, end = rows.begins_ns, rows.at_ns
+    for candidate in (timeline.before(key, end), timeline.after(key, end)):
         known = np.flatnonzero(candidate >= 0)
-        far = np.abs(other_ns[candidate[known]] - at_ns[known])
+        found = candidate[known]
+        far = np.maximum(begin[known] - other.at_ns[found], other.begins_ns[found] - end[known])
+        far = np.maximum(far, 0)
         nearer = far < distance[known]
-        best[known[nearer]], distance[known[nearer]] = candidate[known[nearer]], far[nearer]
+        best[known[nearer]], distance[known[nearer]] = found[nearer], far[nearer]
     return best

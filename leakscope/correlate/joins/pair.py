@@ -127,7 +127,7 @@ def _columns(rows: pd.DataFrame, process: int | Ints, offset_ns: int = 0) -> All
 def _join_allocations(joint: Joint, ours: pd.DataFrame, theirs: pd.DataFrame) -> None:
     pid, _ = joint.mapped(theirs)
     usable = np.flatnonzero(pid >= 0)
-    left = _columns(ours, ours["pid"].to_numpy(np.int64))
+    left = _columns(ours, ours["pid"].to_numpy(np.int64))._replace(begin_ns=_begins(joint.recording, ours))
     right = _columns(theirs.iloc[usable], pid[usable])
     once = seen_once_each(left, right)
     joint.alignment = measured(joint.alignment, left.at_ns[once[0]], right.at_ns[once[1]])
@@ -146,6 +146,14 @@ def _join_allocations(joint: Joint, ours: pd.DataFrame, theirs: pd.DataFrame) ->
     joint.outcomes.append(_outcome(joint, "identity", len(theirs), len(same.left), same.ambiguous, reasons))
     if len(same.left) and not joint.alignment.seen_twice:
         joint.alignment = measured(joint.alignment, left.at_ns[same.left], right.at_ns[same.right])
+
+
+def _begins(recording: Evidence, rows: pd.DataFrame) -> Ints:
+    """int64[n]: when the call of each allocation began; the time of the allocation where no call is known."""
+    calls = recording.table("calls").drop_duplicates("id").set_index("id")["enter_ns"]
+    at = rows["ts_ns"].to_numpy(np.int64)
+    begin = calls.reindex(rows["call_id"], fill_value=0).to_numpy(np.int64)
+    return np.where((begin > 0) & (begin < at), begin, at)
 
 
 def _outcome(joint: Joint, rule: str, rows: int, matched: int, ambiguous: int, reasons: list[str]) -> JoinOutcome:
