@@ -55,6 +55,7 @@ class NsysFile:
         self.rows: dict[str, list[dict[str, Any]]] = {}
         self.settings = {"COLLECT_GPU_MEMORY_USAGE": "true"}
         self.extra_sql = ""
+        self.utc_ns = UTC_NS
         self._correlation = 0
 
     def string(self, text: str) -> int:
@@ -105,7 +106,7 @@ class NsysFile:
         connection.execute("INSERT INTO META_DATA_EXPORT VALUES ('EXPORT_PRODUCT_VERSION', '2026.9.9.1')")
         connection.execute("INSERT INTO META_DATA_EXPORT VALUES ('EXPORT_SCHEMA_VERSION', '3.99.0')")
         connection.execute(
-            "INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (?, '', '', ?)", [UTC_NS, SYSTEM_CLOCK_NS]
+            "INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (?, '', '', ?)", [self.utc_ns, SYSTEM_CLOCK_NS]
         )
         connection.executemany("INSERT INTO META_DATA_CAPTURE VALUES (?, ?)", list(self.settings.items()))
         connection.execute(

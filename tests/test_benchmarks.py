@@ -45,6 +45,15 @@ def test_startup_and_attribute_yield_their_figures():
     assert results["startup"]["machine"]["kernel"] == os.uname().release
 
 
+def test_joins_yield_their_figures():
+    # given the benchmark of joins, when it runs at the smallest size
+    figures = run("joins")["joins"]["figures"]
+    # then both find the same events nested, and every launch has its profile
+    assert figures["joins"]["matched"]["nesting"] == figures["merge_asof"]["matched"]["nesting"] > 1_000
+    assert figures["joins"]["matched"]["order"] == 500
+    assert {"seconds", "peak_mib"} < set(figures["joins"])
+
+
 @needs_bpf
 @pytest.mark.bpf
 @pytest.mark.usefixtures("can_record")

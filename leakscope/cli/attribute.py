@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -42,6 +42,16 @@ def attribute(
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with 0 for no leak, 1 for a leak, 3 if inconclusive.")
     ] = False,
+    chains: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the chains as a graph too: .json (node-link), .graphml or .dot."),
+    ] = None,
+    kernel_window_us: Annotated[
+        float, typer.Option(min=0, metavar="µS", help="How near a kernel allocation must be to a call of its process.")
+    ] = 50,
+    gpu_window_us: Annotated[
+        float, typer.Option(min=0, metavar="µS", help="The same for a kernel launch, its latency included.")
+    ] = 100,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory for sums over events; beyond it they go to disk.")
     ] = DEFAULT_MEMORY,
@@ -51,11 +61,20 @@ def attribute(
 
     Memory of a process counts as kept when its exit begins; of short-lived ones only what outlives them.
     """
+    from leakscope.correlate.joins.driver import JoinOptions
     from leakscope.detect.attribution import Options
 
     if layer is not None and layer not in LAYERS:
         raise BadInputError(f"--layer {layer}: no such layer; the layers are {', '.join(LAYERS)}")
-    report = _report(evidence, Options(layer=layer, pid=pid, warm_up_s=warmup, chains=max(top, 20)), memory)
+    if chains is not None:
+        from leakscope.report.chain_graph import write_graph, writer_of
+
+        writer_of(chains)  # a wrong suffix is said before the work
+    windows = JoinOptions(round(kernel_window_us * 1000), round(gpu_window_us * 1000))
+    options = Options(layer=layer, pid=pid, warm_up_s=warmup, chains=max(top, 20), joins=windows)
+    report = _report(evidence, options, memory)
+    if chains is not None:
+        write_graph(report.chains, chains)
     if as_json:
         from leakscope.report.json import report_json
 
@@ -74,73 +93,67 @@ def attribute(
 
 
 def _report(evidence: list[Path], options: Options, memory: str) -> Report:
+    """The report of everything together. Files of other tools are imported into a capture for this once; beside
+    captures, files without memory events give no verdict of their own."""
+    import secrets
+    from contextlib import ExitStack
+    from dataclasses import replace
+
+    import duckdb
+
+    from leakscope.capture import Capture
+    from leakscope.capture.reader import scratch_directory
     from leakscope.detect.combine import combine
-    from leakscope.ingest import kind_of
+    from leakscope.detect.together import attribute_together
+    from leakscope.ingest import Options as ImportOptions
+    from leakscope.ingest import import_files, kind_of
 
     missing = next((path for path in evidence if not path.exists()), None)
     if missing is not None:
         raise BadInputError(f"{missing}: no such file or capture")
     files = [path for path in evidence if kind_of(path) is not None]
-    reports = [_of_capture(path, options, memory) for path in evidence if path not in files]
-    return combine([*reports, *_of_files(files, options, memory, alone=not reports)])
-
-
-def _of_capture(path: Path, options: Options, memory: str) -> Report:
-    from leakscope.capture import Capture
-
+    paths = [path for path in evidence if path not in files]
+    captures = [_opened(path) for path in paths]
+    inputs = [[_input(capture, path)] for capture, path in zip(captures, paths, strict=True)]
+    imported = []
+    if files:
+        scratch = Path(scratch_directory()) / f"imported-{secrets.token_hex(4)}.lscope"
+        imported = import_files(files, scratch, ImportOptions(pid=options.pid))
+        captures.append(Capture.open(scratch))
+        inputs.append([file.to_json() | {"mem_events": file.rows.get("mem_events", 0)} for file in imported])
     try:
-        capture = Capture.open(path)
-    except BadInputError as error:
-        raise BadInputError(f"{error}; nor is it a report that 'leakscope import' knows") from None
-    report = _attributed(capture, path, options, memory)
-    report.inputs = [
-        {
-            "path": str(path),
-            "kind": "capture",
-            "complete": capture.manifest.complete,
-            "mem_events": capture.rows("mem_events"),
-            "command": next((s.command for s in capture.manifest.sources if s.command), []),
-            "problems": capture.problems,
-        }
-    ]
-    return report
-
-
-def _of_files(files: list[Path], options: Options, memory: str, alone: bool) -> list[Report]:
-    """The report of reports of other tools, imported together for this once; [] for no files.
-
-    Beside captures, files without memory events give no verdict of their own.
-    """
-    if not files:
-        return []
-    import secrets
-    from dataclasses import replace
-
-    from leakscope.capture import Capture
-    from leakscope.capture.reader import scratch_directory
-    from leakscope.ingest import Options as ImportOptions
-    from leakscope.ingest import import_files
-
-    path = Path(scratch_directory()) / f"imported-{secrets.token_hex(4)}.lscope"
-    imported = import_files(files, path, ImportOptions(pid=options.pid))
-    capture = Capture.open(path)
-    report = _attributed(capture, files[0], options, memory)
-    report.inputs = [file.to_json() | {"mem_events": file.rows.get("mem_events", 0)} for file in imported]
-    if not capture.rows("mem_events") and not alone:
-        report.judged = False
-    said = tuple(f"{file.path.name}: {finding}" for file in imported for finding in file.findings)
-    report.verdict = replace(report.verdict, missing=(*report.verdict.missing, *said))
-    return [report]
-
-
-def _attributed(capture: Capture, path: Path, options: Options, memory: str) -> Report:
-    import duckdb
-
-    from leakscope.detect.attribution import attribute as attribute_capture
-
-    try:
-        with capture.connect(memory_limit=memory) as connection:
-            return attribute_capture(connection, capture.manifest, options)
+        with ExitStack() as stack:
+            opened = [(stack.enter_context(c.connect(memory_limit=memory)), c.manifest) for c in captures]
+            reports = attribute_together(opened, options)
     except duckdb.Error as error:
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise BadInputError(f"{path}: cannot be attributed: {line}") from None
+        raise BadInputError(f"{', '.join(map(str, evidence))}: cannot be attributed: {line}") from None
+    for report, of_report in zip(reports, inputs, strict=True):
+        report.inputs = of_report
+    if imported:
+        if not captures[-1].rows("mem_events") and paths:
+            reports[-1].judged = False
+        said = tuple(f"{file.path.name}: {finding}" for file in imported for finding in file.findings)
+        verdict = reports[-1].verdict
+        reports[-1].verdict = replace(verdict, missing=(*verdict.missing, *said))
+    return combine(reports)
+
+
+def _opened(path: Path) -> Capture:
+    from leakscope.capture import Capture
+
+    try:
+        return Capture.open(path)
+    except BadInputError as error:
+        raise BadInputError(f"{error}; nor is it a report that 'leakscope import' knows") from None
+
+
+def _input(capture: Capture, path: Path) -> dict[str, Any]:
+    return {
+        "path": str(path),
+        "kind": "capture",
+        "complete": capture.manifest.complete,
+        "mem_events": capture.rows("mem_events"),
+        "command": next((s.command for s in capture.manifest.sources if s.command), []),
+        "problems": capture.problems,
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +15,8 @@ from leakscope.correlate import reconcile
 from leakscope.correlate.aggregate import aggregate, unknown_frees
 from leakscope.correlate.chains import build_chain
 from leakscope.correlate.divergence import freeing_sites, shared_with_freeing
+from leakscope.correlate.joins.driver import JoinOptions
+from leakscope.correlate.joins.links import SiteLinks, identity_of, with_kernels, with_links
 from leakscope.correlate.lives import process_lives, source_bounds
 from leakscope.correlate.marks import range_links, site_ranges
 from leakscope.correlate.mixed_stacks import merge, unify_stacks
@@ -36,7 +38,7 @@ from leakscope.detect.findings import Names, find, overall
 from leakscope.detect.judge import CONFIRMED_SHARE, NOT_JUDGED, State, judge
 from leakscope.detect.losses import Loss, hidden_frees, hidden_frees_of_sites
 from leakscope.model.manifest import Manifest
-from leakscope.model.results import Growth, LayerTotal, Report, Row, Site, Verdict
+from leakscope.model.results import Chain, Growth, LayerTotal, Report, Row, Site, Verdict
 from leakscope.model.words import KINDS_NOT_ADDED, LAYERS
 
 if TYPE_CHECKING:
@@ -58,10 +60,14 @@ class Options:
     pid: int | None = None
     warm_up_s: float | None = None
     chains: int = 20  # sites that get a chain, besides those of findings
+    joins: JoinOptions = field(default_factory=JoinOptions)
 
 
-def attribute(con: duckdb.DuckDBPyConnection, manifest: Manifest, options: Options) -> Report:
-    """Attribute one capture; ``con`` has a view for each of its tables (``Capture.connect``).
+def attribute(
+    con: duckdb.DuckDBPyConnection, manifest: Manifest, options: Options, joined: SiteLinks | None = None
+) -> Report:
+    """Attribute one capture; ``con`` has a view for each of its tables (``Capture.connect``). ``joined``: what joins
+    with other sources found of its sites.
 
     The same capture and options give the same report. Raises duckdb.Error for data that cannot be computed
     with.
@@ -128,6 +134,8 @@ def attribute(con: duckdb.DuckDBPyConnection, manifest: Manifest, options: Optio
     wanted = [numbers[site] for f in findings for site in f.sites]
     wanted += [int(s) for s in listed[listed["visible"]]["site"].head(options.chains)]
     chains = [build_chain(reported[s], row_of[s], stacks, nested, ranges.get(s, ())) for s in dict.fromkeys(wanted)]
+    if joined is not None:
+        chains = _joined(chains, {ids[s]: row for s, row in row_of.items()}, joined)
     rows = _reconciliation(con, sites, slabs, lives, ends)
     missing = [row.what for row in rows if row.value is None]
     plateaus = bool((judged["state"] == State.PLATEAU).any())
@@ -198,6 +206,13 @@ def _slab_check(
     before = np.array([slabs.before.get(cache, np.nan) for cache in caches], dtype=np.float64)
     grown[sites["site"].isin(ended).to_numpy()] = np.nan
     return kept[sites["site"].to_numpy(np.int64)], grown, before
+
+
+def _joined(chains: list[Chain], rows: dict[str, pd.Series], joined: SiteLinks) -> list[Chain]:
+    """The chains with what other sources know of their sites."""
+    links = joined.by_site()
+    more = [with_links(chain, links.get(identity_of(rows[chain.site]), ())) for chain in chains]
+    return [with_kernels(chain, joined.kernels) for chain in more]
 
 
 def _losses(con: duckdb.DuckDBPyConnection) -> list[Loss]:

@@ -301,6 +301,42 @@ class Row:
         return row | ({"detail": self.detail} if self.detail else {})
 
 
+JOIN_RULES = ("identity", "nesting", "order", "window", "stack", "range")
+"""How evidence of two sources is joined, strongest first (leakscope.correlate.joins). ``identity``: one allocation,
+launch or call that both saw."""
+
+
+@dataclass(frozen=True)
+class JoinOutcome:
+    """What one rule did with two sources. ``left`` and ``right`` say what was joined, with the names of the sources.
+
+    ``matched`` rows of the left have a partner, ``ambiguous`` ones had several and got none, ``refused`` ones may not
+    be joined by this rule; ``reasons`` says why, ``confidence`` is that of the links (None: it differs by link).
+    """
+
+    rule: str
+    left: str
+    right: str
+    matched: int = 0
+    ambiguous: int = 0
+    refused: int = 0
+    reasons: tuple[str, ...] = ()
+    confidence: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "rule": self.rule,
+            "left": self.left,
+            "right": self.right,
+            "matched": self.matched,
+            "ambiguous": self.ambiguous,
+            "refused": self.refused,
+            "reasons": list(self.reasons),
+            "confidence": None if self.confidence is None else round(self.confidence, 3),
+        }
+
+
 @dataclass
 class Report:
     """Everything that ``attribute`` says about its inputs."""
@@ -314,4 +350,6 @@ class Report:
     losses: list[Row] = field(default_factory=list)
     reconciliation: list[Row] = field(default_factory=list)
     inputs: list[dict[str, Any]] = field(default_factory=list)
+    joins: list[JoinOutcome] = field(default_factory=list)
+    clocks: list[Row] = field(default_factory=list)  # one a source that was aligned: its residual, with how
     judged: bool = True  # False: evidence that has no memory in it; its verdict does not count beside others

@@ -11,7 +11,8 @@ def report_json(report: Report) -> dict[str, Any]:
     """``report`` as plain JSON types.
 
     Keys: schema, verdict, findings (other verdicts, ranked), chains, sites (ranked by kept bytes, see
-    ``sites_total``), layers, losses and reconciliation (rows of source, what, and count or bytes), inputs.
+    ``sites_total``), layers, losses and reconciliation (rows of source, what, and count or bytes), joins (what each
+    rule matched, left ambiguous and refused), clocks (residual of each source in ns), inputs.
     """
     return {
         "schema": SCHEMA,
@@ -23,5 +24,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "sites_total": report.sites_total,
         "losses": [row.to_json() for row in report.losses],
         "reconciliation": [row.to_json() for row in report.reconciliation],
+        "joins": [join.to_json() for join in report.joins],
+        "clocks": [row.to_json() for row in report.clocks],
         "inputs": report.inputs,
     }

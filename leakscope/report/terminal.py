@@ -14,12 +14,14 @@ from rich.text import Text
 
 from leakscope.model.results import Chain, ChainLink, Report, Row, Site, Touches, Verdict
 from leakscope.report.imports import import_lines
+from leakscope.report.joins import evidence_of_link, join_lines
 from leakscope.report.text import counted, exact, printable, rate, size
 
 _STYLES = {"leak": "bold red", "inconclusive": "bold yellow", "not_leak": "bold green"}
 _WORDS = {"leak": "LEAK", "inconclusive": "INCONCLUSIVE", "not_leak": "NO LEAK"}
 _MAX_FINDINGS = 5
 _MAX_HIDDEN = 5
+_OF_OTHERS = ("identity", "order", "window", "range")  # rules of links that another source adds
 
 
 def print_report(console: Console, report: Report, top: int = 10) -> None:
@@ -39,6 +41,7 @@ def print_report(console: Console, report: Report, top: int = 10) -> None:
         top,
     )
     _hidden(console, [s for s in report.sites if not s.frees_visible])
+    _joins(console, report)
     _rows(console, "losses", report.losses)
     _reconciliation(console, report.reconciliation)
     _next(console, report)
@@ -153,6 +156,8 @@ def _shortened(links: Sequence[ChainLink], frames: int = 3) -> list[ChainLink]:
 
 
 def _name(link: ChainLink) -> str:
+    if link.rule in _OF_OTHERS or link.what == "profile":
+        return f"{link.name} {evidence_of_link(link)}"
     if link.what in ("slab_cache", "kind", "map", "device"):
         return f"{link.name} {size(link.bytes)}"
     if link.what == "range":
@@ -212,6 +217,15 @@ def _hidden(console: Console, sites: Sequence[Site]) -> None:
         )
     if len(sites) > _MAX_HIDDEN:
         _indented(console, f"… and {counted(len(sites) - _MAX_HIDDEN, 'more site')}", "dim")
+
+
+def _joins(console: Console, report: Report) -> None:
+    lines = list(join_lines(report))
+    if lines:
+        console.print()
+        console.print("joins:")
+    for line in lines:
+        _indented(console, line.strip(), "dim" if line.startswith("  ") else "")
 
 
 def _rows(console: Console, title: str, rows: Sequence[Row]) -> None:

@@ -1,9 +1,11 @@
 #include "device.h"
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { MAX_BLOCKS = 1 << 18, BUCKETS = 1 << 16, GRANULE = 512 };
@@ -77,6 +79,23 @@ static int hold_kernel_object(void)
     return fd;
 }
 
+/* With STANDIN_LOG=FILE each allocation and free of device and pinned memory becomes a line of that file:
+ * A or F, CLOCK_MONOTONIC ns, process, thread, kind (enum kind), address, bytes. */
+static void log_event(char what, const struct block *block)
+{
+    static int file = -2;
+    struct timespec now;
+    if (file == -2) {
+        const char *path = getenv("STANDIN_LOG");
+        file = path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600) : -1;
+    }
+    if (file < 0 || (!takes_device_memory(block->kind) && block->kind != PINNED))
+        return;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    dprintf(file, "%c %lld %d %d %d %llu %zu\n", what, now.tv_sec * 1000000000ll + now.tv_nsec, getpid(),
+            gettid(), block->kind, block->address, block->bytes);
+}
+
 static struct block *unused_block(void)
 {
     struct block *block = spare;
@@ -140,6 +159,7 @@ static struct block *begin_life(struct block *block, enum kind kind, size_t byte
         usage.pinned_bytes += bytes;
         usage.pinned_objects++;
     }
+    log_event('A', block);
     return block;
 }
 
@@ -177,6 +197,7 @@ static void unlink_from(struct block **link, struct block *block, bool address_c
 
 void block_free(struct block *block)
 {
+    log_event('F', block);
     if (block->ioctl_fd >= 0) {
         close(block->ioctl_fd);
         usage.ioctls_held--;
