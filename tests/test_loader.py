@@ -15,7 +15,7 @@ from recording import BIN, LEAKSCOPE, ROOT, Recording, hiding, record, sample, s
 import bpf_programs
 from leakscope.errors import BadInputError, ExitCode, NotCapableError
 from leakscope.record import bcc_location
-from leakscope.record.loader import LOADERS, ProgramConfig, choose, load
+from leakscope.record.loader import LOADERS, ProgramConfig, choose, choose_why, load
 from leakscope.record.loader import core as core_loader
 from leakscope.record.loader.core import CorePrograms, config_fields
 from leakscope.record.records import COUNTERS
@@ -252,8 +252,9 @@ def without_bcc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_auto_takes_core_without_bcc(without_bcc: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(bpf_programs, "OBJECT", tmp_path / "leakscope.bpf.o")
-    (tmp_path / "leakscope.bpf.o").touch()
+    place = tmp_path / "leakscope.bpf.o"
+    monkeypatch.setattr(bpf_programs, "OBJECT", place)
+    place.write_bytes(b"\x7fELF" + bpf_programs.sources_id().to_bytes(8, sys.byteorder))
     assert choose("auto") == choose("core") == "core"
     assert choose("bcc") == "bcc"
     with pytest.raises(NotCapableError) as refused:
@@ -266,7 +267,20 @@ def test_auto_with_neither_names_the_remedy(without_bcc: None, monkeypatch: pyte
     monkeypatch.setattr(bpf_programs, "OBJECT", place)
     with pytest.raises(NotCapableError) as refused:
         choose("auto")
-    assert str(refused.value) == f"{INSTALL_BCC}; nor are there programs built beforehand ({place})"
+    missing = f"{place} is not there (make build)"
+    assert str(refused.value) == f"{INSTALL_BCC}; nor can the loader core be taken: {missing}"
+
+
+def test_auto_takes_core_unless_it_is_of_other_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    place = tmp_path / "leakscope.bpf.o"
+    monkeypatch.setattr(bpf_programs, "OBJECT", place)
+    monkeypatch.setattr("leakscope.record.loader.import_bcc", lambda: None)
+    place.write_bytes(bpf_programs.sources_id().to_bytes(8, sys.byteorder))
+    assert choose_why() == ("core", f"{place} is there: nothing needs to be compiled")
+    place.write_bytes(bytes(8))
+    assert choose_why() == ("bcc", f"bcc is installed; not core: {place} was built from other sources (make build)")
+    place.unlink()
+    assert choose_why() == ("bcc", f"bcc is installed; not core: {place} is not there (make build)")
 
 
 def test_other_names_are_refused() -> None:

@@ -73,7 +73,7 @@ def record(
     ] = 1 << 20,
     loader: Annotated[
         str,
-        typer.Option(help="Loader of the probes: bcc (compiles), core (built beforehand), auto (bcc if installed)."),
+        typer.Option(help="Loader of the probes: bcc (compiles), core (built beforehand), auto (core if there)."),
     ] = "auto",
     nvtx: Annotated[
         bool,

@@ -11,7 +11,7 @@ import bpf_programs
 from leakscope.errors import NotCapableError
 from leakscope.model.capability import Capability
 from leakscope.record.capabilities.host import Host
-from leakscope.record.loader import choose
+from leakscope.record.loader import choose_why
 
 __all__ = [
     "Capability",
@@ -50,11 +50,9 @@ def recording_possible(capabilities: Iterable[Capability]) -> bool:
 def recording_loader() -> tuple[str, str]:
     """The loader that `auto` takes here and why: (``bcc`` or ``core``, reason), or ("", what is missing)."""
     try:
-        loader = choose()
+        return choose_why()
     except NotCapableError as error:
         return "", str(error)
-    reasons = {"bcc": "bcc is installed", "core": f"bcc does not load, and {bpf_programs.OBJECT} is there"}
-    return loader, reasons[loader]
 
 
 def require_capable(loader: str = "auto", host: Host | None = None) -> None:

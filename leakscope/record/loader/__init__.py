@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
@@ -10,27 +11,51 @@ from leakscope.errors import BadInputError, NotCapableError
 from leakscope.record.bcc_location import import_bcc
 from leakscope.record.loader.base import LoadedPrograms, ProgramConfig
 
-__all__ = ["LOADERS", "LoadedPrograms", "Loading", "ProgramConfig", "choose", "load"]
+__all__ = ["LOADERS", "LoadedPrograms", "Loading", "ProgramConfig", "choose", "choose_why", "load"]
 
 LOADERS = ("auto", "bcc", "core")
 
 
 def choose(loader: str = "auto") -> str:
-    """bcc or core. `auto` takes bcc where it is installed and loads, else the object that was built beforehand.
+    """bcc or core: see :func:`choose_why`."""
+    return choose_why(loader)[0]
+
+
+def choose_why(loader: str = "auto") -> tuple[str, str]:
+    """(bcc or core, the reason). `auto` takes the object that was built beforehand where it is of these sources and
+    libbpf loads, as it starts in a tenth of a second; else bcc, which compiles for seconds.
 
     Raises BadInputError for another name and NotCapableError where neither is there.
     """
     if loader not in LOADERS:
         raise BadInputError(f"--loader {loader}: choose {', '.join(LOADERS)}")
     if loader != "auto":
-        return loader
+        return loader, "asked for"
+    problem = _core_problem()
+    if not problem:
+        return "core", f"{bpf_programs.OBJECT} is there: nothing needs to be compiled"
     try:
         import_bcc()
     except NotCapableError as error:
-        if bpf_programs.OBJECT.exists():
-            return "core"
-        raise NotCapableError(f"{error}; nor are there programs built beforehand ({bpf_programs.OBJECT})") from error
-    return "bcc"
+        raise NotCapableError(f"{error}; nor can the loader core be taken: {problem}") from error
+    return "bcc", f"bcc is installed; not core: {problem}"
+
+
+def _core_problem() -> str:
+    """Why the loader core cannot be taken, '' when it can."""
+    try:
+        text = bpf_programs.OBJECT.read_bytes()
+    except OSError:
+        return f"{bpf_programs.OBJECT} is not there (make build)"
+    if bpf_programs.sources_id().to_bytes(8, sys.byteorder) not in text:
+        return f"{bpf_programs.OBJECT} was built from other sources (make build)"
+    from leakscope.record.loader.libbpf import libbpf
+
+    try:
+        libbpf()
+    except NotCapableError as error:
+        return str(error)
+    return ""
 
 
 def load(config: ProgramConfig, loader: str = "auto") -> LoadedPrograms:
