@@ -22,6 +22,7 @@ from leakscope.capture import CaptureWriter
 from leakscope.record.census import Census, Counts, Live, Schedule
 from leakscope.record.decode.calls import Calls
 from leakscope.record.decode.kernel_objects import KernelObjects
+from leakscope.record.priority import prefer_this_thread
 from leakscope.record.processes import Processes
 from leakscope.record.ring import joined
 from leakscope.record.side_band import SideBandEvent
@@ -98,6 +99,8 @@ class Sink:
             self._thread.join()
 
     def _run(self) -> None:
+        if self._census:
+            prefer_this_thread()  # it holds the interpreter's lock while others must read out in time
         while (batch := self._queue.get()) is not None:
             self._attempt(partial(self._process, batch))
         self._attempt(self._write_gathered)
