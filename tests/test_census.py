@@ -53,7 +53,7 @@ def test_young_windows_are_short_and_old_ones_few() -> None:
 
 
 def test_72_hours_are_some_thousand_readouts_and_parts() -> None:
-    schedule = Schedule(interval_s=10, flush_s=1)
+    schedule = Schedule(interval_s=10, flush_s=10)
     readouts = parts = 0
     elapsed = 0.0
     while elapsed < 72 * 3600:
@@ -63,7 +63,7 @@ def test_72_hours_are_some_thousand_readouts_and_parts() -> None:
     while elapsed < 72 * 3600:
         elapsed += schedule.write_gap_s(elapsed)
         parts += 1
-    assert readouts < 4500 and parts < 4000
+    assert readouts < 4500 and parts < 1500
     # close together at first, then as asked, then ever rarer
     assert [schedule.readout_gap_s(s) for s in (0, 99, 100, 10_000, 259_200)] == [1, 1, 10, 10, pytest.approx(259.2)]
 

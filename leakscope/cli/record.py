@@ -47,8 +47,13 @@ def record(
         ),
     ] = None,
     flush: Annotated[
-        float, typer.Option(help="Seconds between parts written: the most that kill -9 loses.", min=0.05)
-    ] = 1.0,
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Time between parts written: the most that kill -9 loses.",
+            show_default="1s, census its interval",
+        ),
+    ] = None,
     ring: Annotated[
         str, typer.Option(help="Size of the event ring, a power of two: 64MiB holds 0.9 s of a storm.")
     ] = "64MiB",
@@ -82,6 +87,7 @@ def record(
         raise BadInputError("--launches records every launch, a census does not: leave it out, or use --mode stream")
     if stacks not in ("none", "sampled", "all"):
         raise BadInputError(f"--stacks {stacks}: choose none, sampled or all")
+    interval_s = seconds(interval, "--interval") if interval else (10.0 if mode == "census" else 1.0)
     options = RecordOptions(
         output=output or Path(time.strftime("leakscope-%Y%m%d-%H%M%S.lscope")),
         pids=list(dict.fromkeys(pid or [])),
@@ -96,8 +102,8 @@ def record(
         launches=launches,
         malloc=malloc,
         libraries=library or [],
-        interval_s=seconds(interval, "--interval") if interval else (10.0 if mode == "census" else 1.0),
-        flush_s=flush,
+        interval_s=interval_s,
+        flush_s=seconds(flush, "--flush") if flush else (interval_s if mode == "census" else 1.0),
         ring_bytes=_ring_bytes(ring),
         live_entries=live_entries,
         loader=loader,
