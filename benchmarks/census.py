@@ -46,7 +46,8 @@ class Census:
     allocated_objects: int
     disk_bytes: int
     rss_bytes: list[tuple[float, int]] = field(default_factory=list)
-    cpu_s: float = 0.0
+    cpu_s: float = 0.0  # of the recorder
+    storm_cpu_s: float = 0.0
     recursion_misses: int = 0
 
     def survivors(self) -> dict[str, int]:
@@ -128,7 +129,7 @@ def _run(storm: subprocess.Popen[str], recorder: subprocess.Popen[bytes], path: 
     took = time.monotonic() - began
     over.set()
     watcher.join()
-    stat = Path(f"/proc/{recorder.pid}/stat").read_text().rpartition(")")[2].split()
+    cpu_s, storm_cpu_s = _cpu_seconds(recorder.pid), _cpu_seconds(storm.pid)
     time.sleep(_SETTLED_S / 3)
     recorder.send_signal(signal.SIGINT)
     if recorder.wait(timeout=120) != 130 or not told:
@@ -149,9 +150,16 @@ def _run(storm: subprocess.Popen[str], recorder: subprocess.Popen[bytes], path: 
         allocated_objects=allocated,
         disk_bytes=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
         rss_bytes=rss,
-        cpu_s=(int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK"),
+        cpu_s=cpu_s,
+        storm_cpu_s=storm_cpu_s,
         recursion_misses=sum(row.value or 0 for row in report.losses if row.what == "recursion_miss"),
     )
+
+
+def _cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far (/proc/PID/stat, fields 14 and 15)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _say(stream: IO[str], text: str) -> None:
@@ -173,6 +181,7 @@ def run(options: Options) -> Result:
     warm = census.rss_bytes[len(census.rss_bytes) // 5 :]
     rows = [
         ["kernel objects allocated", f"{census.allocated_objects:,} ({rate:.2f} M/s)"],
+        ["of each second of the storm's CPU", f"{census.allocated_objects / census.storm_cpu_s / 1e6:.2f} M"],
         ["recorder RSS after the first fifth, at the end", f"{warm[0][1] / 2**20:.1f}, {warm[-1][1] / 2**20:.1f} MiB"],
         ["leakscope's judgement of it", census.rss_state().name],
         ["recorder CPU", f"{census.cpu_s / census.seconds:.1%}"],
@@ -189,8 +198,15 @@ def run(options: Options) -> Result:
         Bar("census: planted survivors that differ", sum(n != census.kept for n in census.survivors().values()), 0),
     ]
     result.figures = {
-        "seconds": census.seconds, "allocated_objects": census.allocated_objects, "disk_bytes": census.disk_bytes,
-        "rss_bytes": [value for _, value in census.rss_bytes], "cpu_s": census.cpu_s, "kept": census.kept,
-        "survivors": census.survivors(), "strangers": census.strangers(), "recursion_misses": census.recursion_misses,
-    }  # fmt: skip
+        "seconds": census.seconds,
+        "allocated_objects": census.allocated_objects,
+        "storm_cpu_s": census.storm_cpu_s,
+        "cpu_s": census.cpu_s,
+        "rss_bytes": [value for _, value in census.rss_bytes],
+        "disk_bytes": census.disk_bytes,
+        "kept": census.kept,
+        "survivors": census.survivors(),
+        "strangers": census.strangers(),
+        "recursion_misses": census.recursion_misses,
+    }
     return result

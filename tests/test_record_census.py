@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recording import Recorder, Recording, record, sample, shell, waiting
+from recording import LOADER, Recorder, Recording, record, sample, shell, waiting
 
+from benchmarks.census import CACHES, measure
 from leakscope.detect.attribution import Options, attribute
+from leakscope.detect.judge import State
 from leakscope.model.results import Report, Site
 
 pytestmark = [pytest.mark.bpf, pytest.mark.usefixtures("bpf")]
@@ -377,3 +379,18 @@ def test_what_was_passed_over_is_counted(chosen: Same, mode: str) -> None:
     ((taken,),) = sampled.rows(sql)
     assert abs(taken + sampled.losses("not_sampled") - allocations) <= chosen.misses()
     assert "not_sampled" in sampled.stderr
+
+
+def test_a_minute_of_a_busy_service(bpf: None) -> None:
+    # given a service that allocates as fast as this machine lets it, and keeps an eventfd each 100 ms
+    census = measure(60, "--interval", "2s", loader=LOADER)
+    assert census.allocated_objects > 1_000_000
+    # then what it keeps is exact, and of the rest no more looks kept than was missed
+    assert census.survivors() == dict.fromkeys(CACHES, census.kept) and census.kept == 600
+    assert census.strangers() <= census.recursion_misses
+    leaks = {finding.culprit.frame for finding in [census.report.verdict, *census.report.findings]
+             if finding.verdict == "leak" and finding.culprit}  # fmt: skip
+    assert leaks == {"keep_eventfd"}
+    # while the recorder's memory is flat by leakscope's own rules, and its capture small
+    assert census.rss_state() in (State.STEADY, State.PLATEAU)
+    assert census.disk_bytes < 5_000_000

@@ -6,17 +6,12 @@ import os
 import select
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
 from leakscope.capture import CaptureWriter
-from leakscope.errors import BadInputError, OutputIncompleteError
+from leakscope.errors import OutputIncompleteError
 from leakscope.model.manifest import Source
 from leakscope.model.recording import Loss, Progress
-from leakscope.model.tables import MODULES, SAMPLES
 from leakscope.record import records, sampling, scope
 from leakscope.record.census import Census, CensusReader, Counts, Live, Schedule
 from leakscope.record.child import Command
@@ -34,14 +29,16 @@ from leakscope.record.loader.base import SCOPE_PROCESSES
 from leakscope.record.losses import Counters, losses_table, recursion_losses
 from leakscope.record.options import RecordOptions
 from leakscope.record.probes import tracepoints
-from leakscope.record.probes.libraries import FunctionProbes, libraries_before_start, mapped_libraries
-from leakscope.record.probes.nvtx import NVTX_LIBRARY, MarkProbes, is_injection_library
+from leakscope.record.probes.attaching import Libraries
+from leakscope.record.probes.libraries import FunctionProbes, libraries_before_start
+from leakscope.record.probes.nvtx import MarkProbes
 from leakscope.record.processes import Processes, process_exists
 from leakscope.record.python.stacks import PythonStacks
 from leakscope.record.ring import Ring
 from leakscope.record.sampler_thread import SamplerThread
 from leakscope.record.samplers import SamplerSet
-from leakscope.record.side_band import SideBand, SideBandEvent
+from leakscope.record.samplers.rss_peaks import rss_peaks
+from leakscope.record.side_band import SideBand
 from leakscope.record.sink import Batch, Sink
 from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
@@ -51,7 +48,6 @@ from leakscope.record.unwind.stacks import UnwoundStacks, unwind_losses
 
 SOURCE_ID = 0
 BATCH_ROWS = 150_000
-_RSS_MEMBERS = ("rss_file_peak", "rss_anon_peak", "swap_peak", "rss_shmem_peak")  # MM_FILEPAGES … MM_SHMEMPAGES
 
 
 class Session:
@@ -80,7 +76,7 @@ class Session:
         self._config_scope = config.scope
         self.notes = [*notes, *source.limits]
         # Found while the programs still load.
-        self._libraries = libraries_before_start(command.arguments, dict(os.environ)) if command is not None else []
+        before_start = libraries_before_start(command.arguments, dict(os.environ)) if command is not None else []
         self._programs = loading.result()
         if options.sample_bytes:
             sampling.fill_gaps(self._programs.map("sample_gaps"), options.sample_bytes)
@@ -149,7 +145,14 @@ class Session:
         self._functions = FunctionProbes(
             self._programs, self._attachments, self._programs.map("functions"), groups, self.warnings.append
         )
-        self._marks = MarkProbes(self._functions, config.nvtx)
+        self._libraries = Libraries(
+            options,
+            self._functions,
+            MarkProbes(self._functions, config.nvtx),
+            self._python,
+            self.notes.append,
+            command.pid if command is not None else None,
+        )
         self._mark_rows = Marks(SOURCE_ID)
         objects = KernelObjects(columns, self._sites, self._interner, self.exits)
         census = self._begin_census(columns, objects) if options.mode == "census" else None
@@ -167,7 +170,8 @@ class Session:
             unwound=self._unwound,
         )
         began = time.perf_counter()
-        self._attach(members)
+        self._libraries.attach_known(before_start, [*self._roots, *members])
+        tracepoints.attach_all(self._programs, self._attachments)
         attach_ms = (time.perf_counter() - began) * 1e3
         source.facts.update(load_ms=round(loading.milliseconds, 1), attach_ms=round(attach_ms, 1))
         # What a census does not read out in time is not known by time.
@@ -225,42 +229,6 @@ class Session:
             return True
         return self._python_targets.lookup(pid.to_bytes(4, "little")) is not None
 
-    def _attach(self, members: list[int]) -> None:
-        """Attach to libraries first, to what is most frequent last."""
-        for library in self._options.libraries:
-            if not self._functions.attach(str(library), any_name=True):
-                raise BadInputError(f"{library}: no CUDA function to probe in this file")
-        for path in self._libraries:
-            if self._functions.wants(path):
-                self._functions.attach(path)
-        if self._command is not None:
-            self._marks.attach(str(NVTX_LIBRARY))
-        pids = self._roots + members
-        if self._options.everyone:
-            pids = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and int(p.name) != os.getpid()]
-        for pid in pids:
-            if self._command is not None and pid == self._command.pid:
-                continue
-            if self._options.everyone:
-                self._python.seed(pid)
-            for path in mapped_libraries(pid):
-                self._marks.attach(path)
-                if self._functions.wants(path):
-                    self._functions.attach(path)
-        tracepoints.attach_all(self._programs, self._attachments)
-
-    def _on_map(self, event: SideBandEvent) -> None:
-        """A library was mapped while the recording runs: attach to it, whoever mapped it (probes are by file)."""
-        if self._functions.wants(event.text) or is_injection_library(event.text):
-            for path in (f"/proc/{event.pid}/root{event.text}", event.text):
-                if Path(path).exists():
-                    self._marks.attach(path)
-                    count = self._functions.attach(path)
-                    if count:
-                        late = (monotonic_ns() - event.ts_ns) / 1e6
-                        self.notes.append(f"attached to {event.text} {late:.0f} ms after process {event.pid} mapped it")
-                    return
-
     @property
     def functions_attached(self) -> int:
         """Functions of libraries that are probed."""
@@ -285,7 +253,7 @@ class Session:
         self._python.follow(side_band)
         for event in side_band:
             if event.kind == "map":
-                self._on_map(event)
+                self._libraries.on_map(event)
         self._python.resolve(self._python_ring.read())
         self.read_events += len(objects) + len(calls)
         with self._lock:
@@ -338,24 +306,13 @@ class Session:
             for pid in scope.cgroup_members(self._options.cgroup):
                 if not self.processes.belongs(pid):
                     self._add_member(pid, "root")
-        tables = [self._samplers.read(ts_ns, everything=everything), self._rss_samples(ts_ns)]
+        tables = [
+            self._samplers.read(ts_ns, everything=everything),
+            rss_peaks(self._rss, self.processes.alive(), ts_ns, SOURCE_ID),
+        ]
         with self._lock:
             self._batch.samples += [table for table in tables if table.num_rows]
         self._read_live()
-
-    def _rss_samples(self, ts_ns: int) -> pa.Table:
-        """Highest resident-set figures since the start, exact, from the rss_stat tracepoint."""
-        raw_keys, raw_values = self._rss.read_all()
-        keys, values = raw_keys.view(records.RSS_KEY).reshape(-1), raw_values.view(records.RSS_VALUE).reshape(-1)
-        wanted = np.isin(keys["pid"], np.array(self.processes.alive(), np.uint32)) & (keys["member"] < 4)
-        rows = [
-            {
-                "source_id": SOURCE_ID, "ts_ns": ts_ns, "scope": "process", "scope_id": str(key["pid"]),
-                "counter": _RSS_MEMBERS[key["member"]], "value": float(value["peak_bytes"]),
-            }
-            for key, value in zip(keys[wanted], values[wanted], strict=True)
-        ]  # fmt: skip
-        return pa.Table.from_pylist(rows, schema=SAMPLES)
 
     def targets_ended(self) -> bool:
         """Whether every process that was named has ended (never, for a cgroup or the whole host)."""
@@ -413,7 +370,7 @@ class Session:
         for name, rows in (
             ("losses", losses_table(SOURCE_ID, ended_ns, losses)),
             ("processes", self.processes.table(SOURCE_ID, pids)),
-            ("modules", self._modules()),
+            ("modules", self._spaces.table(SOURCE_ID)),
         ):
             try:
                 self._writer.write(name, rows)
@@ -468,17 +425,6 @@ class Session:
         if self._interner.missing_stacks:
             losses.append(Loss("stack maps", "stack_miss", self._interner.missing_stacks, "stacks gone when read"))
         return losses
-
-    def _modules(self) -> pa.Table:
-        rows = [
-            {
-                "source_id": SOURCE_ID, "pid": pid, "ts_ns": from_ns, "start": mapping.start, "end": mapping.end,
-                "file_offset": mapping.file_offset, "path": mapping.module.path,
-                "build_id": mapping.module.known_build_id,
-            }
-            for pid, from_ns, mapping in self._spaces.rows()
-        ]  # fmt: skip
-        return pa.Table.from_pylist(rows, schema=MODULES)
 
     def close(self) -> None:
         """Give everything back; safe to call twice and after an error."""

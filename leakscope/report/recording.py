@@ -73,7 +73,10 @@ def render_summary(summary: Summary, stream: TextIO) -> None:
     reason = {"target": "the target ended", "duration": "the time was up", "signal": "interrupted"}[summary.ended_by]
     events = summary.rows.get("mem_events", 0)
     lines = [*(f"warning: {warning}" for warning in summary.warnings)]
-    lines.append(f"recorded {events:,} memory events in {summary.seconds:.1f} s ({reason}) into {summary.output}")
+    what = f"{events:,} memory events"
+    if sites := summary.rows.get("census_sites", 0):
+        what = f"{sites:,} sites of memory ({summary.rows.get('census_totals', 0):,} changes between readouts)"
+    lines.append(f"recorded {what} in {summary.seconds:.1f} s ({reason}) into {summary.output}")
     if summary.exit_status is not None:
         how = f"exit status {summary.exit_status}" if summary.exit_status >= 0 else f"signal {-summary.exit_status}"
         lines.append(f"the command ended with {how}")

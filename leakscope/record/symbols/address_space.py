@@ -8,6 +8,9 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
+
+from leakscope.model.tables import MODULES
 from leakscope.record.symbols.perf_map import PerfMap
 from leakscope.symbols.debug_files import SymbolFile, separate_debug_files
 from leakscope.symbols.demangle import demangle
@@ -256,6 +259,18 @@ class AddressSpaces:
             else:
                 space.add(Mapping(start, end, int(fields[2], 16), self.module(pid, path, "")))
         return space
+
+    def table(self, source_id: int) -> pa.Table:
+        """`modules` rows: every executable mapping that was seen."""
+        rows = [
+            {
+                "source_id": source_id, "pid": pid, "ts_ns": from_ns, "start": mapping.start, "end": mapping.end,
+                "file_offset": mapping.file_offset, "path": mapping.module.path,
+                "build_id": mapping.module.known_build_id,
+            }
+            for pid, from_ns, mapping in self.rows()
+        ]  # fmt: skip
+        return pa.Table.from_pylist(rows, schema=MODULES)
 
     def rows(self) -> list[tuple[int, int, Mapping]]:
         """(pid, from ts_ns, mapping) of every file that is known to be mapped."""

@@ -1,0 +1,74 @@
+"""Which libraries are attached to, and when: before the start, in processes that run, and as they are mapped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from leakscope.errors import BadInputError
+from leakscope.record.clocks import monotonic_ns
+from leakscope.record.options import RecordOptions
+from leakscope.record.probes.libraries import FunctionProbes, mapped_libraries
+from leakscope.record.probes.nvtx import NVTX_LIBRARY, MarkProbes, is_injection_library
+from leakscope.record.python.stacks import PythonStacks
+from leakscope.record.side_band import SideBandEvent
+
+
+class Libraries:
+    """Attaches to CUDA and NVTX libraries. `command` is the PID of a command that has not begun to run, or None."""
+
+    def __init__(
+        self,
+        options: RecordOptions,
+        functions: FunctionProbes,
+        marks: MarkProbes,
+        python: PythonStacks,
+        note: Callable[[str], None],
+        command: int | None,
+    ) -> None:
+        self._options = options
+        self._functions = functions
+        self._marks = marks
+        self._python = python
+        self._note = note
+        self._command = command
+
+    def attach_known(self, before_start: Iterable[str], pids: Iterable[int]) -> None:
+        """Attach to what is known before the recording begins.
+
+        :param before_start: libraries that the command is going to load.
+        :param pids: processes that are recorded; all of the host where no process is named.
+        :raises BadInputError: for a library that was named and has no function to probe.
+        """
+        for library in self._options.libraries:
+            if not self._functions.attach(str(library), any_name=True):
+                raise BadInputError(f"{library}: no CUDA function to probe in this file")
+        for path in before_start:
+            if self._functions.wants(path):
+                self._functions.attach(path)
+        if self._command is not None:
+            self._marks.attach(str(NVTX_LIBRARY))
+        if self._options.everyone:
+            pids = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and int(p.name) != os.getpid()]
+        for pid in pids:
+            if pid == self._command:
+                continue
+            if self._options.everyone:
+                self._python.seed(pid)
+            for path in mapped_libraries(pid):
+                self._marks.attach(path)
+                if self._functions.wants(path):
+                    self._functions.attach(path)
+
+    def on_map(self, event: SideBandEvent) -> None:
+        """A library was mapped while the recording runs: attach to it, whoever mapped it (probes are by file)."""
+        if self._functions.wants(event.text) or is_injection_library(event.text):
+            for path in (f"/proc/{event.pid}/root{event.text}", event.text):
+                if Path(path).exists():
+                    self._marks.attach(path)
+                    count = self._functions.attach(path)
+                    if count:
+                        late = (monotonic_ns() - event.ts_ns) / 1e6
+                        self._note(f"attached to {event.text} {late:.0f} ms after process {event.pid} mapped it")
+                    return
