@@ -26,6 +26,7 @@ class SyntheticCapture:
 
     def __init__(self, seconds: float = 10.0) -> None:
         self.seconds = seconds
+        self.options: dict[str, Any] = {}  # of the recording, in the manifest
         self.rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
         self._frames: dict[str, int] = {}
         self._stacks: dict[tuple[int, ...], int] = {}
@@ -196,7 +197,7 @@ class SyntheticCapture:
         """Write the capture to ``path`` and return it."""
         source = Source(
             id=0, kind="recording", name="synthetic", clock="monotonic",
-            start_ns=START_NS, end_ns=self.ns(self.seconds), command=["./app"],
+            start_ns=START_NS, end_ns=self.ns(self.seconds), command=["./app"], options=self.options,
         )  # fmt: skip
         path.parent.mkdir(parents=True, exist_ok=True)
         writer = CaptureWriter.create(path, Manifest(sources=[source]))

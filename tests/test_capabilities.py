@@ -134,17 +134,17 @@ def test_missing_bcc_and_no_built_programs_leave_no_loader(without_bcc: None, bu
     assert capabilities.recording_loader() == (
         "",
         "bcc is not installed; install it (Debian/Ubuntu: apt-get install python3-bpfcc; Fedora/RHEL: dnf install "
-        f"python3-bcc); nor are there programs built beforehand ({built})",
+        f"python3-bcc); nor can the loader core be taken: {built} is not there (make build)",
     )
     assert not capabilities.recording_possible([found])
 
 
 def test_built_programs_stand_in_for_bcc(without_bcc: None, built: Path) -> None:
-    built.touch()
+    built.write_bytes(bpf_programs.sources_id().to_bytes(8, sys.byteorder))
     found = checks.check_bcc(Host())
     assert (found.state, found.required) == ("missing", False)
     assert found.detail.endswith(f"; not needed: the probes in {built} were built beforehand (loader core)")
-    assert capabilities.recording_loader() == ("core", f"bcc does not load, and {built} is there")
+    assert capabilities.recording_loader() == ("core", f"{built} is there: nothing needs to be compiled")
 
 
 def test_bcc_that_does_not_load_is_as_good_as_none(
@@ -160,7 +160,7 @@ def test_bcc_that_does_not_load_is_as_good_as_none(
     found = checks.check_bcc(Host())
     assert (found.blocks, found.detail) == (True, reason)
     assert capabilities.recording_loader()[1].startswith(reason)
-    built.touch()
+    built.write_bytes(bpf_programs.sources_id().to_bytes(8, sys.byteorder))
     assert not checks.check_bcc(Host()).blocks
     assert capabilities.recording_loader()[0] == "core"
 

@@ -139,3 +139,12 @@ def test_paths_that_differ_inside_the_interpreter_alone_are_one(
         assert unify_stacks(con) == replaced
         found = con.execute("SELECT user_stack FROM mem_events ORDER BY ts_ns").fetchall()
     assert found == [(3,), (3 if replaced else 4,), (4,)]
+
+
+def test_what_is_inlined_into_the_interpreter_is_its_own_too() -> None:
+    # given an interpreter with debug information
+    inlined = Frame("_Py_DECREF", "/src/object.h", 5, LIBPYTHON, 0, "inlined")
+    stack = [*START, *loop("cfunction_call"), inlined, native("at::empty", TORCH), PROBED]
+    assert texts(merge(stack, python("<module>", "train"))) == [
+        "_start", "__libc_start_main", "<module>", "train", "at::empty", "cuMemAlloc_v2",
+    ]  # fmt: skip

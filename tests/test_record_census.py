@@ -19,7 +19,7 @@ from leakscope.model.results import Report, Site
 
 pytestmark = [pytest.mark.bpf, pytest.mark.usefixtures("bpf")]
 
-CENSUS = ("--mode", "census", "--interval", "2s")  # a readout each 200 ms for the first 20 s
+CENSUS = ("--mode", "census", "--interval", "2s")  # readouts each 200 ms for the first 20 s
 SOCKET_PAIRS, CUDA_OBJECTS, MAPPINGS, RECORDS = 1009, 11, 211, 1003
 SMALLEST, MEAN_BYTES = 200, 20_000
 
@@ -221,7 +221,7 @@ def after_exit(bpf: None, tmp_path_factory: pytest.TempPathFactory) -> Recording
     command = shell(
         sample("leak_socketpair", "--count", 2003, "--churn", 1, "--pause-us", 700),
         sample("churn_fork", "--count", 101, "--pause-us", 3000),
-        sample("leak_sysv_msg", "--count", 211, "--churn", 1, "--pause-us", 3000),
+        sample("leak_sysv_msg", "--count", 211, "--churn", 1, "--pause-us", 8000),
         sample("leak_sysv_msg", "--clean", 1),
     )
     recording = record(path, command, *CENSUS)
@@ -269,12 +269,12 @@ FILES = "SELECT max(allocated_objects) FROM census_totals JOIN census_sites ON i
 def test_what_kill_9_leaves_reads(bpf: None, tmp_path: Path) -> None:
     options = (*CENSUS, "--flush", 0.3)
     with (
-        waiting("leak_eventfd", "--count", 607, "--pause-us", 1000) as target,
+        waiting("leak_eventfd", "--count", 607, "--churn", 0, "--pause-us", 3000) as target,
         Recorder(tmp_path / "killed.lscope", *options, "-p", target.pid) as recorder,
     ):
         recorder.wait_ready()
         target.go()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while Recording(recorder.path, 0).rows(FILES) != [(607,)]:
             assert time.monotonic() < deadline
             time.sleep(0.2)

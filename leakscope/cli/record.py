@@ -63,8 +63,13 @@ def record(
         ),
     ] = None,
     flush: Annotated[
-        float, typer.Option(help="Seconds between parts written: the most that kill -9 loses.", min=0.05)
-    ] = 1.0,
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Time between parts written: the most that kill -9 loses.",
+            show_default="1s, census its interval",
+        ),
+    ] = None,
     ring: Annotated[
         str, typer.Option(help="Size of the event ring, a power of two: 64MiB holds 0.9 s of a storm.")
     ] = "64MiB",
@@ -108,6 +113,7 @@ def record(
         raise BadInputError(f"--stacks {stacks}: choose none, sampled or all")
     if unwind not in ("none", "gpu", "all"):
         raise BadInputError(f"--unwind {unwind}: choose none, gpu or all")
+    interval_s = seconds(interval, "--interval") if interval else (10.0 if mode == "census" else 1.0)
     options = RecordOptions(
         output=output or Path(time.strftime("leakscope-%Y%m%d-%H%M%S.lscope")),
         pids=list(dict.fromkeys(pid or [])),
@@ -124,8 +130,8 @@ def record(
         launch_args=launch_args if launches else 0,
         malloc=malloc,
         libraries=library or [],
-        interval_s=seconds(interval, "--interval") if interval else (10.0 if mode == "census" else 1.0),
-        flush_s=flush,
+        interval_s=interval_s,
+        flush_s=seconds(flush, "--flush") if flush else (interval_s if mode == "census" else 1.0),
         ring_bytes=_ring_bytes(ring),
         live_entries=live_entries,
         loader=loader,

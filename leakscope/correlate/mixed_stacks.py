@@ -115,8 +115,8 @@ def unify_stacks(con: duckdb.DuckDBPyConnection) -> int:
 
 
 def is_interpreter(frame: Frame) -> bool:
-    """Whether a native frame belongs to the interpreter's own module."""
-    return frame.kind == "native" and (
+    """Whether a native frame (or what is inlined into it) belongs to the interpreter's own module."""
+    return frame.kind in ("native", "inlined") and (
         INTERPRETER.fullmatch(PurePosixPath(frame.module).name) is not None
         or EVAL_LOOP.fullmatch(frame.function) is not None
     )

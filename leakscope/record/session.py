@@ -306,7 +306,8 @@ class Session:
                     batch.side_band = []
                 else:
                     batch.dumps.append(dumps)
-            due = time.monotonic() - self._flushed_at >= self._options.flush_s
+            # A census is decoded as often as a stream, while stacks resolve; what is written is gathered.
+            due = time.monotonic() - self._flushed_at >= min(self._options.flush_s, 1.0)
             if self._batch_rows < BATCH_ROWS and not due and not readouts:
                 return
         self._flush()

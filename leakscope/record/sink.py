@@ -25,6 +25,7 @@ from leakscope.record.decode.kernel_objects import KernelObjects
 from leakscope.record.decode.marks import Marks
 from leakscope.record.gpu.arguments import LaunchArguments
 from leakscope.record.gpu.images import Image
+from leakscope.record.priority import prefer_this_thread
 from leakscope.record.processes import Processes
 from leakscope.record.records import CALL_RECORD
 from leakscope.record.ring import joined
@@ -130,6 +131,8 @@ class Sink:
             self._thread.join()
 
     def _run(self) -> None:
+        if self._census:
+            prefer_this_thread()  # it holds the interpreter's lock while others must read out in time
         while (batch := self._queue.get()) is not None:
             self._attempt(partial(self._process, batch))
         self._attempt(lambda: self._write("marks", self._marks.open_rows()))

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-import bpf_programs
 from leakscope.errors import NotCapableError
 from leakscope.model.capability import Capability
 from leakscope.record.capabilities.host import Host

@@ -8,8 +8,10 @@ EARLY_READOUTS = 100
 """Readouts at a tenth of the interval, at first: a short recording has enough of them to be judged."""
 MOST_READOUTS = 1000
 """From then on the gap is this part of the time recorded: each factor of e in time adds as many readouts."""
-MOST_PARTS = 500
-"""The same for parts of a table: 72 hours make some 3,000."""
+WRITE_SHARE = 0.01
+LONGEST_WRITE_GAP_S = 300.0
+"""Parts are written when this share of the time recorded has passed since the last, or the time: 72 hours make some
+1,500 of each table."""
 
 
 @dataclass(frozen=True)
@@ -26,5 +28,5 @@ class Schedule:
         return max(self.interval_s, elapsed_s / MOST_READOUTS)
 
     def write_gap_s(self, elapsed_s: float) -> float:
-        """Seconds from a write to the next: the most that kill -9 loses besides a readout."""
-        return max(self.flush_s, elapsed_s / MOST_PARTS)
+        """Seconds from a write to the next: the most that kill -9 loses."""
+        return max(self.flush_s, min(elapsed_s * WRITE_SHARE, LONGEST_WRITE_GAP_S))
