@@ -68,7 +68,7 @@ def _events(rng: np.random.Generator, first: int, rounds: int) -> pa.Table:
         "python_stack": zeros, "weight": w, "call_id": zeros, "result": zeros,
         "alloc_ts_ns": np.where(free, at[pick], 0),
     }  # fmt: skip
-    arrays = [c if isinstance(c, pa.Array) else pa.array(c) for c in (columns[f.name] for f in MEM_EVENTS)]
+    arrays = [c if isinstance(c, pa.Array) else pa.array(c) for c in (columns.get(f.name, zeros) for f in MEM_EVENTS)]
     return pa.table(arrays, names=MEM_EVENTS.names).cast(MEM_EVENTS)
 
 

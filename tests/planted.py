@@ -270,3 +270,21 @@ def under_load(calls_per_s: int, seconds: float = 2.0, seed: int = 11) -> dict[s
     cause = np.concatenate([causing, np.full(len(unrelated), -1)])
     order = np.argsort(at, kind="stable")
     return {"enter_ns": enter, "exit_ns": leave, "at_ns": at[order], "cause": cause[order]}
+
+
+def write_torch(path: Path, run: Planted, life: Life) -> Path:
+    """An import of a snapshot of a process: it names none, its clock is UTC and off by 30 ms, and half of each segment
+    is a block that its pool handed out."""
+    source = Source(0, "torch_snapshot", "snapshot.pickle", "utc")
+    ahead = UTC_AHEAD_NS + 30_000_000
+    segments = [row | {"ts_ns": row["ts_ns"] + ahead, "pid": 0, "tid": 0} for row in run.of_life(life, "allocations")]
+    blocks = [row | {"ts_ns": row["ts_ns"] + 1_000, "size_bytes": row["size_bytes"] // 2} for row in segments]
+    writer = CaptureWriter.create(path, Manifest(sources=[source]))
+    device = DEVICE | {"api": "segment_alloc", "python_stack": 1}
+    writer.write("mem_events", table("mem_events", segments, **device))
+    writer.write("mem_events", table("mem_events", blocks, **device | {"kind": "pool_block", "api": "alloc"}))
+    writer.write("stacks", rows("stacks", 1, id=[1], frames=[[1, 2]]))
+    functions = {"function": ["train", "forward"], "file": ["train.py", "model.py"], "line": [3, 14]}
+    writer.write("frames", rows("frames", 2, id=[1, 2], kind=["python"] * 2, **functions))
+    writer.finish()
+    return path

@@ -239,6 +239,35 @@ def test_of_two_candidates_only_the_nearest_is_the_same_allocation() -> None:
     assert len(same_allocations(side(0), side(20_000_000)).left) == 0
 
 
+def test_a_snapshot_finds_its_process_its_clock_and_gives_its_frames(
+    run: p.Planted, recording: Path, opened: Any, tmp_path: Path
+) -> None:
+    # given a snapshot that names no process and whose clock is 30 ms off
+    evidence = opened(recording, p.write_torch(tmp_path / "t.lscope", run, p.LIVES[2]))
+    joint = join_pair(*evidence.evidence)
+    # then what both saw tells the process and the clock, and pool blocks are no allocations of the driver
+    assert joint.lives[0].pid == p.OUTER_PID and len(joint.pairs[0]) == len(owned(joint.report)) == 400
+    assert joint.alignment.offset_ns == -p.UTC_AHEAD_NS - 30_000_000 and "ms off" in joint.alignment.how
+    # and a site that mostly other processes allocate at gets no frames of it
+    joined = evidence.joined()
+    (of_site,) = joined.links[0].by_site().values()
+    assert [(place, link.name) for place, link in of_site if place == "seen"] == [
+        ("seen", "the same allocations in snapshot.pickle")
+    ]
+    assert not [link for place, link in of_site if place == "frame"]
+    assert (len(joined.twice[1]), set(joined.twice[1]["pid"])) == (400, {0})
+
+
+def test_python_frames_that_only_the_snapshot_has_come_in_their_order(tmp_path: Path, opened: Any) -> None:
+    run = p.planted()
+    run.allocations = run.of_life(p.LIVES[2], "allocations")
+    recording = p.write_recording(tmp_path / "run.lscope", run)
+    joined = opened(recording, p.write_torch(tmp_path / "t.lscope", run, p.LIVES[2])).joined()
+    (of_site,) = joined.links[0].by_site().values()
+    frames = [(link.name, link.rule, link.confidence, link.count) for place, link in of_site if place == "frame"]
+    assert frames == [("train (train.py:3)", "identity", 1.0, 400), ("forward (model.py:14)", "identity", 1.0, 400)]
+
+
 def test_a_moment_inside_the_call_is_nearer_than_the_next_calls() -> None:
     # given an address handed out twice within 5 ms, the first call held up at its end
     n = np.ones(2, np.int64)

@@ -122,13 +122,13 @@ def _seen_twice(joined: Joined, joint: Joint, links: SiteLinks) -> None:
 def _frames(joint: Joint, links: SiteLinks) -> None:
     """Python frames that only the report has: the one stack that most allocations of a site share."""
     left, right = joint.pairs
-    theirs = owned(joint.report).iloc[right]
-    ours = joint.recording.table("allocations").iloc[left].reset_index(drop=True)
-    ours["their_stack"] = theirs["python_stack"].to_numpy()
-    ours = ours[(ours["their_stack"] > 0) & (ours["python_stack"] == 0)]
-    if not len(ours):
+    ours = joint.recording.table("allocations")
+    stack = np.zeros(len(ours), np.int64)
+    stack[left] = owned(joint.report)["python_stack"].to_numpy(np.int64)[right]
+    chosen = (stack > 0) & (ours["python_stack"] == 0).to_numpy()
+    if not chosen.any():
         return
-    most = by_identity(ours, np.ones(len(ours), bool), "their_stack")
+    most = by_identity(ours.assign(their_stack=stack), chosen, "their_stack")
     most = most.sort_values("share", ascending=False, kind="stable").drop_duplicates(list(SITE_IDENTITY))
     stacks = joint.report.stacks(most["their_stack"])
     for row in most[most["share"] >= MIN_SHARE].to_dict("records"):

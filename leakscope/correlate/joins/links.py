@@ -42,7 +42,8 @@ class SiteLinks:
         rows["slab_cache"] = rows["slab_cache"].map(folded_cache)
         keys = [*SITE_IDENTITY, "place", "what", "name", "rule"]
         rows["weighted"] = rows["confidence"] * rows["count"]
-        sums = rows.groupby(keys, sort=True)[["count", "bytes", "weighted"]].sum().reset_index()
+        # Unsorted, then stably sorted: the frames of a stack keep their order.
+        sums = rows.groupby(keys, sort=False)[["count", "bytes", "weighted"]].sum().reset_index()
         sums = sums.sort_values("count", ascending=False, kind="stable")
         for row in sums.to_dict("records"):
             sure = float(row["weighted"]) / max(1, int(row["count"]))
