@@ -136,11 +136,11 @@ def _of_files(files: list[Path], options: Options, memory: str, alone: bool) -> 
 def _attributed(capture: Capture, path: Path, options: Options, memory: str) -> Report:
     import duckdb
 
-    from leakscope.detect.attribution import attribute as attribute_capture
+    from leakscope.detect.evidence import attribute_evidence
 
     try:
         with capture.connect(memory_limit=memory) as connection:
-            return attribute_capture(connection, capture.manifest, options)
+            return attribute_evidence(connection, capture.manifest, options)
     except duckdb.Error as error:
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BadInputError(f"{path}: cannot be attributed: {line}") from None

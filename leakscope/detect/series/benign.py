@@ -26,6 +26,8 @@ LOAD_FIT = 0.9
 MORE_GROUPS = 1.5
 ONE_STEP = 0.6
 """One step with this share of the rise is an initialisation, many are loads on first use."""
+RESIDENT_SHARE = 0.1
+"""Address space of which less than this share became resident was only reserved."""
 MIN_CYCLES = 2
 CYCLE_LEVEL_SHARE = 0.15
 
@@ -242,10 +244,11 @@ def collections(book: Book) -> Iterator[Found]:
 def address_space(book: Book) -> Iterator[Found]:
     """Virtual size that grew while nothing of it is resident."""
     total = _host_total(book)
-    if "vss" in book and book["vss"].grew and not book.course("vss").rising and total and not book[total].grew:
-        yield _found("address_reservation", "host", "vss", book["vss"], gained(book, "vss"),
-                     "virtual size levelled off; resident size is flat: reservations of stacks, arenas or the driver",
-                     general=True)  # fmt: skip
+    if "vss" not in book or not book["vss"].grew or book.course("vss").rising or not total:
+        return
+    if gained(book, total) < RESIDENT_SHARE * gained(book, "vss") and not book.course(total).rising:
+        yield _found("address_reservation", "host", "vss", book["vss"], 1.0,
+                     "virtual size levelled off; resident size is flat: reservations of stacks, arenas or the driver")  # fmt: skip
 
 
 def warm_up(book: Book) -> Iterator[Found]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -132,7 +132,9 @@ def by_work(book: Book, name: str, work: str) -> Trend | None:
     against = trend(done[moved].astype(np.float64), value[moved])
     if not against.rising:
         return None
-    start = float(np.interp(against.start_s, done[moved], times[moved])) if against.start_s > done[0] else float(times[0])
+    start = (
+        float(np.interp(against.start_s, done[moved], times[moved])) if against.start_s > done[0] else float(times[0])
+    )
     per_second = (done[-1] - max(against.start_s, done[0])) / max(times[-1] - start, 1e-9)
     return replace(
         against, rate=against.rate * per_second, low=against.low * per_second, high=against.high * per_second,

@@ -22,18 +22,26 @@ _NOT_BYTES = re.compile(
     r"|num_.*|threads|fds?|psi_.*|\w*_keys(_nottl|_expires)?|map_count|fd_count"
 )
 WORK = re.compile(r".*_total")
-GAUGE = re.compile(r".*_(rate|ratio|processes|count)|num_.*|threads|.*(connections|clients|running|waiting|sessions|workers).*")
+GAUGE = re.compile(
+    r".*_(rate|ratio|processes|count)|num_.*|threads|.*(connections|clients|running|waiting|sessions|workers).*"
+)
 
 RECLAIMABLE_SLAB = re.compile(
     r"slab_(dentry|.*inode.*|radix_tree_node|xa_node|buffer_head|ext4_.*|xfs_.*|btrfs_.*|nfs_.*|fuse_.*|.*dquot.*)"
     r"|cgroup_slab_reclaimable|meminfo_sreclaimable|meminfo_kreclaimable"
 )
-PAGE_CACHE = re.compile(r"cgroup_file|rss_file|meminfo_(cached|buffers|active_file|inactive_file|mapped|dirty)|shared_clean")
-PENDING = re.compile(r".*(pending_free|deferred|awaiting_free|rcu_pending|pending_rcu|lazy_free|vmap_lazy|quarantine).*")
+PAGE_CACHE = re.compile(
+    r"cgroup_file|rss_file|meminfo_(cached|buffers|active_file|inactive_file|mapped|dirty)|shared_clean"
+)
+PENDING = re.compile(
+    r".*(pending_free|deferred|awaiting_free|rcu_pending|pending_rcu|lazy_free|vmap_lazy|quarantine).*"
+)
 SEND_QUEUE = re.compile(
     r".*(queue|backlog|outbuf|output_buffer|send_?buf|omem|mem_clients|unsent|unacked|inflight_send|outbound).*"
 )
-TEARDOWN = re.compile(r".*_(re_?init|destroy|teardown|re_?create|re_?load|recreation|reinitiali[sz]e|rebuild|shutdown)s?_total")
+TEARDOWN = re.compile(
+    r".*_(re_?init|destroy|teardown|re_?create|re_?load|recreation|reinitiali[sz]e|rebuild|shutdown)s?_total"
+)
 COLLECTIONS = re.compile(r"(.*_)?gc(_.*)?_total|.*collections?_total")
 EVICTIONS = re.compile(r".*(evict|expire|purge|trim|flush).*_total")
 CAPTURES = re.compile(r".*(capture|graph).*")

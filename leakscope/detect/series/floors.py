@@ -6,7 +6,7 @@ of windows longer than a cycle; where it does not, the median of shorter windows
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,6 @@ CYCLE_WINDOWS = 1.25
 DAY_S = 86_400.0
 MIN_DAYS = 1.5
 DIURNAL_SHARE = 0.5
-FALLS_WITH_WAVE = 0.3
-"""A daily wave goes down as well as up; growth that only pauses at night has none."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,7 @@ class Floor:
     open_rise: float = 0.0
     largest_rise: float = 0.0
     diurnal: bool = False
+    raw_value: FloatArray = field(default_factory=lambda: np.empty(0))  # the level with its daily wave
 
 
 def binned(t_s: FloatArray, value: FloatArray, bins: int = BINS) -> tuple[FloatArray, FloatArray]:
@@ -80,6 +79,7 @@ def floor(t_s: FloatArray, value: FloatArray) -> Floor:
     """The floor of one life of a counter; ``t_s`` rises, at least 8 readings."""
     smooth = _median3(value)
     level_t, level = binned(t_s, value)
+    raw = level
     diurnal = daily_wave(level_t, level)
     if diurnal is not None:
         level = level - diurnal
@@ -95,7 +95,9 @@ def floor(t_s: FloatArray, value: FloatArray) -> Floor:
         last = cycles[-1].trough
         open_rise = float(level[-1] - level[last])
         rises = [float(level[cycles[0].peak] - level[: cycles[0].peak + 1].min())]
-        rises += [float(level[after.peak] - level[before.trough]) for before, after in zip(cycles, cycles[1:], strict=False)]
+        rises += [
+            float(level[after.peak] - level[before.trough]) for before, after in zip(cycles, cycles[1:], strict=False)
+        ]
         largest = max(rises)
         troughs = np.array([c.trough for c in cycles])
         gaps = np.diff(level_t[troughs])
@@ -109,7 +111,7 @@ def floor(t_s: FloatArray, value: FloatArray) -> Floor:
             times, values = level_t[points], level[points]
     return Floor(
         times, values, tuple(cycles), noise, span, float(np.median(level)), level_t, level, open_rise, largest,
-        diurnal is not None,
+        diurnal is not None, raw,
     )  # fmt: skip
 
 
@@ -142,8 +144,7 @@ def daily_wave(t_s: FloatArray, level: FloatArray) -> FloatArray | None:
     if rest_without <= 0 or rest > (1.0 - DIURNAL_SHARE) * rest_without:
         return None
     wave: FloatArray = waves @ solution[hats.shape[1] :]
-    deepest = float((np.maximum.accumulate(level) - level).max())
-    return wave if deepest >= FALLS_WITH_WAVE * float(np.ptp(wave)) else None
+    return wave
 
 
 def _median3(value: FloatArray) -> FloatArray:

@@ -84,7 +84,11 @@ def _too_short(book: Book, span: float, provable: float) -> Found | None:
     hidden = provable > max(MATTERS_BYTES_S, MATTERS_SHARE_S * level)
     if span >= MIN_SPAN_S and not hidden:
         return None
-    longer = max(MIN_SPAN_S, span * (provable / max(MATTERS_BYTES_S, 1e-9)) ** (2 / 3)) if np.isfinite(provable) else MIN_SPAN_S
+    longer = (
+        max(MIN_SPAN_S, span * (provable / max(MATTERS_BYTES_S, 1e-9)) ** (2 / 3))
+        if np.isfinite(provable)
+        else MIN_SPAN_S
+    )
     return Found(
         "inconclusive", "window_too_short", "", "", worst, book[worst],
         (f"in {span:,.0f} s only growth of more than {provable:,.0f} bytes a second would have shown",),
@@ -120,7 +124,11 @@ def _verdict(book: Book, found: Found, provable: float) -> Verdict:
     growth = None
     if found.growth in book and book.counters[found.growth].in_bytes and trend.course is not Course.SHORT:
         growth = Growth(
-            book.shown(found.growth), trend.rate, min(trend.low, trend.rate), max(trend.high, trend.rate), found.per_unit
+            book.shown(found.growth),
+            trend.rate,
+            min(trend.low, trend.rate),
+            max(trend.high, trend.rate),
+            found.per_unit,
         )
     leak = found.verdict == "leak"
     culprit = None

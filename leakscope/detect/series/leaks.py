@@ -53,7 +53,9 @@ def _leak(book: Book, kind: str, counter: str, growth: str, trend: Trend, *reaso
     if unit:
         said.append(f"{unit[1]:,.4g} bytes for each of {unit[0]}")
     fields = {"layer": layer_of(growth or counter), "weight": max(trend.line_rise, 0.0), **more}
-    return Found("leak", kind, counter=counter, growth=growth, trend=trend, reasons=tuple(said), per_unit=unit, **fields)  # type: ignore[arg-type]
+    return Found(
+        "leak", kind, counter=counter, growth=growth, trend=trend, reasons=tuple(said), per_unit=unit, **fields
+    )  # type: ignore[arg-type]
 
 
 def per_unit(book: Book, growth: str, trend: Trend) -> tuple[str, float] | None:
@@ -166,7 +168,11 @@ def teardown(book: Book, explained: set[str]) -> Iterator[Found]:
             fit = np.corrcoef(fitted, trend.floor.value)[0, 1] if np.ptp(fitted) else 0.0
             if fit * fit < STEP_FIT:
                 continue
-            unit = trend.rate * (trend.end_s - trend.start_s) / max(1.0, float(at.value[-1] - np.interp(trend.start_s, at.t_s, at.value)))
+            unit = (
+                trend.rate
+                * (trend.end_s - trend.start_s)
+                / max(1.0, float(at.value[-1] - np.interp(trend.start_s, at.t_s, at.value)))
+            )
             layer = "gpu" if name.startswith("gpu") else "host"
             finding = _leak(
                 book, "not_destroyed_on_teardown", name, name, trend,
@@ -219,7 +225,9 @@ def descriptors(book: Book, explained: set[str]) -> Iterator[Found]:
 def slabs(book: Book, explained: set[str]) -> Iterator[Found]:
     """Kernel objects of one cache; caches that the kernel empties under pressure are not asked."""
     deleted_groups = "num_memcg" in book and "num_memcg_live" in book and book["num_memcg"].grew
-    for name in book.matching(re.compile(r"slab_.*|cgroup_slab_unreclaimable|meminfo_sunreclaim|cgroup_kernel"), in_bytes=True):
+    for name in book.matching(
+        re.compile(r"slab_.*|cgroup_slab_unreclaimable|meminfo_sunreclaim|cgroup_kernel"), in_bytes=True
+    ):
         if names.RECLAIMABLE_SLAB.fullmatch(name) or name in explained or name.endswith("_num"):
             continue
         trend = book.course(name)
@@ -240,7 +248,13 @@ def slabs(book: Book, explained: set[str]) -> Iterator[Found]:
 
 def pages(book: Book, explained: set[str]) -> Iterator[Found]:
     """Kernel memory that no line accounts for, or that vmalloc or drivers took by the page."""
-    for name in ("meminfo_unaccounted", "meminfo_vmallocused", "meminfo_kernelstack", "meminfo_percpu", "meminfo_pagetables"):
+    for name in (
+        "meminfo_unaccounted",
+        "meminfo_vmallocused",
+        "meminfo_kernelstack",
+        "meminfo_percpu",
+        "meminfo_pagetables",
+    ):
         if name in explained or not book.course(name).rising:
             continue
         if book["num_memcg"].grew and book.correlation(name, "num_memcg") > 0.95:
@@ -260,7 +274,11 @@ def released_by_the_pool(book: Book, explained: set[str]) -> Iterator[Found]:
                         f"{', '.join(map(book.shown, own))} flat while {book.shown(name)} rises", layer=_layer(name),
                         explains=HOST | {"gpu_used"})  # fmt: skip
     for name in book.matching(names.TRACKED, in_bytes=True):
-        total = book.rising("gpu_used") if name.startswith("gpu") else book.rising("pinned_driver", "heap_inuse", "anon_mmap", *HOST_TOTALS)
+        total = (
+            book.rising("gpu_used")
+            if name.startswith("gpu")
+            else book.rising("pinned_driver", "heap_inuse", "anon_mmap", *HOST_TOTALS)
+        )
         if total and total not in explained and not book.course(name).rising:
             yield _leak(book, "evicted_but_not_released", total, total, book.course(total),
                         f"{book.shown(name)} is flat while {book.shown(total)} rises: given up, not given back",

@@ -40,7 +40,9 @@ def host(book: Book, explained: set[str]) -> Iterator[Found]:
     parts.sort(key=lambda n: (n in ("heap_inuse", "anon_mmap"), book.course(n).level))
     counter = parts[0] if parts else total
     growth = counter if parts else total
-    yield _leak(book, "retained_growth", counter, growth, book.course(growth), layer="host", explains=HOST, general=True)
+    yield _leak(
+        book, "retained_growth", counter, growth, book.course(growth), layer="host", explains=HOST, general=True
+    )
 
 
 def _explained_by_part(book: Book, total: str) -> str:
@@ -86,7 +88,9 @@ def group(book: Book, explained: set[str]) -> Iterator[Found]:
     """A control group that rises although its processes do not: only its parts can say what that is."""
     if "cgroup" in explained or not book.course("cgroup").rising:
         return
-    if any(n in book and book.course(n).rising for n in HOST_TOTALS) or "rss" not in book and "cgroup_anon" not in book:
+    if any(n in book and book.course(n).rising for n in HOST_TOTALS) or (
+        "rss" not in book and "cgroup_anon" not in book
+    ):
         return
     if any(n.startswith("cgroup_") and n != "cgroup_limit" for n in book.names()):
         return

@@ -23,6 +23,8 @@ MIN_EFFECT_SHARE = 0.01
 """A rise counts from this share of the level on…"""
 MIN_EFFECT_NOISE = 3.0
 """…and from this many times what is left over when the course is fitted."""
+MAX_FALL_SHARE = 0.04
+"""A counter whose falls stay below this share of its rise rises only, if not evenly."""
 MIN_RETURN_SHARE = 0.05
 MIN_RETURN_NOISE = 8.0
 """Falls by less than this share of the level, or by fewer times the noise, are no memory given back."""
@@ -117,6 +119,11 @@ def trend(t_s: FloatArray, value: FloatArray) -> Trend:
     if fit.hinge <= EARLY or (fit.shape == "exponential" and fit.hinge <= fit.settled):
         start = float(t_s[0])  # under a start-up the beginning of the line cannot be told
     rate, error = fit.slope * scale, fit.error * scale
+    if course is Course.RISING and fit.shape != "exponential" and (plain := _departure(base)):
+        start, rate = plain
+        error = min(error, rate / MIN_T)
+        if start <= t_s[0] + EARLY * total:
+            start = float(t_s[0])
     noise = fit.noise
     if course is not Course.RISING:
         rate_all = _plain(base, fit.settled)
@@ -166,7 +173,9 @@ def _fit(t_s: FloatArray, value: FloatArray) -> _Fit:
     grid = [(i, j) for i in range(len(shapes)) for j in range(len(lines))]
     designs = np.stack(
         [
-            np.stack([ones, zero if shapes[i][2] is None else shapes[i][2], zero if lines[j][1] is None else lines[j][1]])
+            np.stack(
+                [ones, zero if shapes[i][2] is None else shapes[i][2], zero if lines[j][1] is None else lines[j][1]]
+            )
             for i, j in grid
         ]
     )
@@ -245,7 +254,9 @@ def _course(base: Floor, fit: _Fit) -> tuple[Course, bool]:
         return Course.FALLING, False
     highest = float(base.level_value.max() - base.level_value[: max(2, len(base.level_value) // 50)].mean())
     fall = max((c.fall for c in base.cycles), default=0.0)
-    if fall >= 0.5 * highest and min(fall, highest) >= max(MIN_RETURN_SHARE * abs(base.level), MIN_RETURN_NOISE * base.noise):
+    if fall >= 0.5 * highest and min(fall, highest) >= max(
+        MIN_RETURN_SHARE * abs(base.level), MIN_RETURN_NOISE * base.noise
+    ):
         return Course.RETURNED, False
     if grown >= effect or rise >= effect:
         return Course.PLATEAU, fit.shape == "exponential"
@@ -295,6 +306,24 @@ def _pauses(t: FloatArray, v: FloatArray, rate: float, noise: float) -> tuple[fl
     return flat_end, longest
 
 
+def _departure(base: Floor) -> tuple[float, float] | None:
+    """(when a counter that never falls left its first level, its mean rate from there to the end), where its falls are
+    small against its rise; else None. Growth that comes and goes with the work has no single slope, but a beginning."""
+    t, v = base.level_t_s, base.raw_value
+    edge = max(2, len(v) // 60)
+    first, last = float(np.median(v[:edge])), float(np.median(v[-edge:]))
+    rise = last - first
+    if rise <= 0 or base.cycles or float((np.maximum.accumulate(v) - v).max()) > MAX_FALL_SHARE * rise:
+        return None
+    level = first + MAX_FALL_SHARE * rise
+    left = int(np.flatnonzero(v <= level)[-1])
+    if left >= len(t) - 2:
+        return None
+    rate = (last - float(v[left])) / float(t[-1] - t[left])
+    start = max(float(t[left]) - (float(v[left]) - first) / max(rate, 1e-12), float(t[0]))
+    return start, (last - first) / float(t[-1] - start)
+
+
 def _theil_sen(t: FloatArray, v: FloatArray) -> float:
     first, second = np.triu_indices(len(t), k=1)
     return float(np.median((v[second] - v[first]) / (t[second] - t[first])))
@@ -326,7 +355,9 @@ def _of_troughs(base: Floor, total: float, common: dict[str, object]) -> Trend:
     rate = float((v[-1] - v[min(1, len(v) - 1)]) / max(t[-1] - t[min(1, len(v) - 1)], 1e-9)) if len(v) > 2 else 0.0
     smallest = effect / total
     fall = float(common["fall"])  # type: ignore[arg-type]
-    steady = len(v) >= 4 and bool((np.diff(v) > 0).all()) and np.diff(v)[-2:].min() >= MIN_END_RATE * rise / (len(v) - 1)
+    steady = (
+        len(v) >= 4 and bool((np.diff(v) > 0).all()) and np.diff(v)[-2:].min() >= MIN_END_RATE * rise / (len(v) - 1)
+    )
     if steady and rise >= max(effect, 0.1 * fall):
         slope = _theil_sen(t, v)
         return Trend(Course.RISING, slope, 0.5 * slope, 1.5 * slope, float(t[0]), rise=rise, line_rise=rise,
