@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nsight_parsers import ParsedReport, ReportError
-from nsight_parsers.sniffing import is_memleak, is_nsys, is_slabinfo, is_torch_snapshot
+from nsight_parsers.sniffing import (
+    is_cache_log,
+    is_events_meta,
+    is_memleak,
+    is_memory_events,
+    is_nsys,
+    is_samples_csv,
+    is_slabinfo,
+    is_torch_snapshot,
+)
 
 HEAD_BYTES = 64 << 10
 """What is read of every file to tell its kind."""
@@ -167,5 +176,21 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind("memleak", "the output of memleak", is_memleak, "nsight_parsers.memleak:parse_memleak"),
     Kind("slabinfo", "dumps of /proc/slabinfo", is_slabinfo, "nsight_parsers.slabinfo:parse_slabinfo"),
+    Kind(
+        "samples", "tables of counters (CSV with t_s)", is_samples_csv, "nsight_parsers.samples_csv:parse_samples_csv"
+    ),
+    Kind(
+        "events",
+        "allocation events (CSV or JSON lines)",
+        is_memory_events,
+        "nsight_parsers.memory_events:parse_memory_events",
+    ),
+    Kind("cache_log", "cache events (JSON lines)", is_cache_log, "nsight_parsers.cache_log:parse_cache_log"),
+    Kind(
+        "events_meta",
+        "what was lost of events (JSON)",
+        is_events_meta,
+        "nsight_parsers.memory_events:parse_events_meta",
+    ),
     Kind("ncu_csv", "the output of ncu --csv", is_ncu_csv, "nsight_parsers.ncu_csv:parse_ncu_csv"),
 )

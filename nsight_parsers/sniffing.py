@@ -1,7 +1,9 @@
-"""What tells an Nsight Systems export, a PyTorch snapshot, memleak's output and a slabinfo dump by their beginning."""
+"""What tells each kind of report by its beginning, except those of Nsight Compute. Imports no parser."""
 
 from __future__ import annotations
 
+import csv
+import json
 import re
 from typing import TYPE_CHECKING
 
@@ -10,6 +12,9 @@ if TYPE_CHECKING:
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+MAX_LINE_BYTES = 1 << 20
+TIME_COLUMN = "t_s"
+EVENT_COLUMNS = frozenset({"ts_ns", "op", "addr"})
 NSYS_REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 NSYS_SUFFIXES = (".sqlite", ".sqlite3", ".db", *NSYS_REPORT_SUFFIXES)
 
@@ -51,3 +56,64 @@ def is_memleak(sample: Sample) -> bool:
 def is_slabinfo(sample: Sample) -> bool:
     """Text with the first line of ``/proc/slabinfo``."""
     return sample.text is not None and re.search(r"^slabinfo - version: \d", sample.text, re.MULTILINE) is not None
+
+
+def header_cells(text: str) -> list[str]:
+    """The cells of the first line that is not empty, stripped; [] where there is none."""
+    line = next((line for line in text.split("\n", 100)[:100] if line.strip()), "")
+    if len(line) > MAX_LINE_BYTES or "\0" in line:
+        return []
+    try:
+        return [cell.strip() for cell in next(csv.reader([line]), [])]
+    except csv.Error:
+        return []
+
+
+def first_object(text: str) -> dict[str, object]:
+    """The JSON object on the first line that is not empty; {} where there is none."""
+    line = next((line for line in text.split("\n", 100)[:100] if line.strip()), "").strip()
+    if not line.startswith("{") or len(line) > MAX_LINE_BYTES:
+        return {}
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def is_samples_csv(sample: Sample) -> bool:
+    """A table whose header names ``t_s`` and something else."""
+    if sample.text is None:
+        return False
+    cells = header_cells(sample.text)
+    return TIME_COLUMN in cells and len(cells) > 1
+
+
+def is_memory_events(sample: Sample) -> bool:
+    """A table, or lines of JSON objects, with ``ts_ns``, ``op`` and ``addr``."""
+    if sample.text is None:
+        return False
+    names = (
+        set(header_cells(sample.text)) if not sample.text.lstrip().startswith("{") else set(first_object(sample.text))
+    )
+    return names >= EVENT_COLUMNS
+
+
+def is_events_meta(sample: Sample) -> bool:
+    """A JSON object that says how events were recorded and what was lost of them."""
+    text = sample.text
+    if text is None or not text.lstrip().startswith("{"):
+        return False
+    keys = {"attach", "lost", "stack_map_full"}
+    try:
+        value = json.loads(text) if sample.size <= len(sample.head) else None
+    except (ValueError, RecursionError):
+        return False
+    if value is None:
+        return sum(f'"{key}"' in text for key in keys) >= 2
+    return isinstance(value, dict) and bool(keys & value.keys()) and "segments" not in value
+
+
+def is_cache_log(sample: Sample) -> bool:
+    """Lines of JSON objects with ``ts_ns``, ``op`` and ``obj``."""
+    return sample.text is not None and {"ts_ns", "op", "obj"} <= first_object(sample.text).keys()

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from leakscope.correlate.joins.driver import Joined, join
 from leakscope.correlate.joins.evidence import evidence_of
-from leakscope.detect.attribution import Options, attribute
+from leakscope.detect.attribution import Options
+from leakscope.detect.evidence import attribute_evidence
 from leakscope.model.manifest import Manifest
 from leakscope.model.results import Report
 
@@ -27,7 +28,7 @@ def attribute_together(
     reports = []
     for number, (con, manifest) in enumerate(captures):
         _count_once(con, joined, number)
-        reports.append(attribute(con, manifest, options, joined.links.get(number)))
+        reports.append(attribute_evidence(con, manifest, options, joined.links.get(number)))
     if reports:
         reports[0].joins, reports[0].clocks = joined.outcomes, joined.clocks
         reports[0].reconciliation += joined.reconciliation

@@ -29,15 +29,19 @@ class Growth:
     bytes_per_s: float
     ci_low: float
     ci_high: float
+    per_unit: tuple[str, float] | None = None  # (running count of work, bytes for each unit of it)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {
+        values: dict[str, Any] = {
             "counter": self.counter,
             "bytes_per_s": round(self.bytes_per_s, 3),
             "ci_low": round(self.ci_low, 3),
             "ci_high": round(self.ci_high, 3),
         }
+        if self.per_unit:
+            values["per_unit"] = {"unit": self.per_unit[0], "bytes": round(self.per_unit[1], 3)}
+        return values
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,15 @@ class Culprit:
     stack: tuple[str, ...] = ()
     slab_cache: str = ""  # of the most kept bytes
     slab_caches: tuple[str, ...] = ()  # all of the finding, most kept bytes first
+    counter: str = ""  # the narrowest counter that shows the cause
+    object: str = ""  # what is kept, in words
+    owner: str = ""  # of a cache: who pins or references it
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; keys that do not apply are left out."""
         values: dict[str, Any] = {"frame": self.frame, "stack": list(self.stack)}
         values |= {"slab_cache": self.slab_cache, "slab_caches": list(self.slab_caches)}
+        values |= {"counter": self.counter, "object": self.object, "owner": self.owner}
         return {key: value for key, value in values.items() if value}
 
 

@@ -246,6 +246,17 @@ SEGMENTS = pa.schema(
         ("python_stack", pa.int32()),
     ]
 )
+CACHE_EVENTS = pa.schema(
+    [
+        ("source_id", pa.int16()),
+        ("ts_ns", pa.int64()),
+        ("op", TEXT),  # words.CACHE_OPS
+        ("object", pa.string()),
+        ("size_bytes", pa.int64()),
+        ("owner", TEXT),  # who pins, references or asks; '' = unknown
+        ("base", pa.string()),  # the object that a view keeps alive, '' = none
+    ]
+)
 PROCESSES = pa.schema(
     [
         ("source_id", pa.int16()),
@@ -297,11 +308,12 @@ TABLES: dict[str, pa.Schema] = {
     "kernel_profiles": KERNEL_PROFILES,
     "kernel_metrics": KERNEL_METRICS,
     "segments": SEGMENTS,
+    "cache_events": CACHE_EVENTS,
     "processes": PROCESSES,
     "modules": MODULES,
     "losses": LOSSES,
 }
-"""Every table of a capture by name. `cache_events` joins with its importers."""
+"""Every table of a capture by name."""
 
 SCHEMA_VERSION = 1
 MAX_PART_ROWS = 200_000

@@ -40,7 +40,11 @@ LOSS_KINDS = (
     "sideband_lost", "address_only_free", "python_frames_unavailable", "native_unwind_unavailable", "mark_lost",
     "arguments_lost", "arguments_approximate", "arguments_partial", "kernel_names_lost",
     "below_min_size", "not_sampled",
+    "failed_allocation", "attached_mid_run", "stack_map_full", "events_lost",
 )  # fmt: skip
 """What the ``losses`` table counts. A loss widens or withholds a verdict; it is never silent."""
+
+CACHE_OPS = ("insert", "evict", "pin", "unpin", "ref", "unref", "view", "insert_fail")
+"""What happens to a cache object. ``insert`` and ``view`` make it live, ``evict`` ends it."""
 
 SCOPES = ("process", "cgroup", "device", "host", "service")

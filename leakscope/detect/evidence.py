@@ -1,0 +1,52 @@
+"""All that one capture holds, judged together: events, counters, caches, snapshots."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from leakscope.correlate.joins.links import SiteLinks
+from leakscope.detect.attribution import Options, attribute
+from leakscope.detect.cache import judge_cache
+from leakscope.detect.counters import judge_counters, with_counters
+from leakscope.detect.snapshots import judge_states
+from leakscope.model.manifest import Manifest
+from leakscope.model.results import VERDICTS, Report, Verdict
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+def attribute_evidence(
+    con: duckdb.DuckDBPyConnection, manifest: Manifest, options: Options, joined: SiteLinks | None = None
+) -> Report:
+    """The report of one capture; ``con`` has a view for each of its tables (``Capture.connect``).
+
+    Events lead where they found a leak. Beside them counters, cache objects and snapshots give verdicts of their own.
+    Raises duckdb.Error for data that cannot be computed with.
+    """
+    report = attribute(con, manifest, options, joined)
+    events = con.execute("SELECT (SELECT count(*) FROM mem_events) + (SELECT count(*) FROM census_sites)").fetchone()
+    has_events = bool(events and events[0])
+    report = with_counters(report, judge_counters(con, manifest.sources), options.layer, has_events)
+    others = [v for source in manifest.sources for v in judge_cache(con, source.id)]
+    others += judge_states(con, manifest.sources)
+    return _with_others(report, others, options.layer)
+
+
+def _with_others(report: Report, others: list[Verdict], layer: str | None) -> Report:
+    """Verdicts of evidence of another kind. What says more goes before what is general (nothing keeps growing)."""
+    others = [v for v in others if layer is None or v.layer in ("", layer)]
+    if not others:
+        return report
+    own = report.verdict
+    weak = (own.verdict == "not_leak" and own.culprit is None) or (
+        own.verdict == "inconclusive" and own.kind == "missing_data"
+    )
+    own_all = [own, *report.findings]
+    ranked = [*others, *own_all] if weak else sorted([*own_all, *others], key=lambda v: VERDICTS.index(v.verdict))
+    if weak and own.kind == "missing_data":
+        ranked.remove(own)  # there is other evidence
+    report.verdict = replace(ranked[0], missing=tuple(dict.fromkeys((*ranked[0].missing, *own.missing))))
+    report.findings = ranked[1:]
+    return report

@@ -1,0 +1,1 @@
+"""Verdicts from counters over time: what rises for good, what explains it, what is left."""

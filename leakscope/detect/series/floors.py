@@ -1,0 +1,189 @@
+"""The floor of a counter: what is still there after garbage collections, evictions and quiet hours.
+
+A level is what remains of the readings in equal time bins. Where it goes up and down in cycles, its floor is the least
+of windows longer than a cycle; where it does not, the median of shorter windows, which is less noisy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+BINS = 240
+WINDOWS = 60
+MIN_WINDOWS = 6
+"""Fewer windows than this: the troughs themselves are the floor."""
+CYCLE_SHARE = 0.2
+"""A fall by this share of the whole range ends a cycle."""
+NOISE_FACTOR = 6.0
+"""And by this many times the noise between neighbouring readings."""
+CYCLE_WINDOWS = 1.25
+DAY_S = 86_400.0
+MIN_DAYS = 1.5
+DIURNAL_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """A fall that ends a cycle: from a peak down to a trough, as bins of the level."""
+
+    peak: int
+    trough: int
+    fall: float
+
+
+@dataclass(frozen=True)
+class Floor:
+    """``t_s`` and ``value``, float64[K]: the floor at K times, up to the last trough where the counter cycles.
+
+    ``cycles``: falls by a large share of the range. ``noise``: standard deviation between neighbouring bins.
+    ``open_rise``: rise since the last trough, a tooth that has not ended. ``largest_rise``: of teeth that have ended.
+    """
+
+    t_s: FloatArray
+    value: FloatArray
+    cycles: tuple[Cycle, ...]
+    noise: float
+    span: float
+    level: float
+    level_t_s: FloatArray
+    level_value: FloatArray
+    open_rise: float = 0.0
+    largest_rise: float = 0.0
+    diurnal: bool = False
+    raw_value: FloatArray = field(default_factory=lambda: np.empty(0))  # the level with its daily wave
+
+
+def binned(t_s: FloatArray, value: FloatArray, bins: int = BINS) -> tuple[FloatArray, FloatArray]:
+    """Median of each of ``bins`` equal time bins, those without a reading left out: (mean times, medians)."""
+    if len(t_s) <= bins:
+        return t_s, _median3(value)
+    span = t_s[-1] - t_s[0]
+    index = np.minimum(((t_s - t_s[0]) / span * bins).astype(np.int64), bins - 1)
+    order = np.lexsort((value, index))
+    sorted_index = index[order]
+    starts = np.flatnonzero(np.r_[True, sorted_index[1:] != sorted_index[:-1]])
+    counts = np.diff(np.r_[starts, len(order)])
+    middle = starts + counts // 2
+    lower = starts + (counts - 1) // 2
+    medians = (value[order][middle] + value[order][lower]) / 2
+    times = np.add.reduceat(t_s[order], starts) / counts
+    return times, medians
+
+
+def floor(t_s: FloatArray, value: FloatArray) -> Floor:
+    """The floor of one life of a counter; ``t_s`` rises, at least 8 readings."""
+    smooth = _median3(value)
+    level_t, level = binned(t_s, value)
+    raw = level
+    diurnal = daily_wave(level_t, level)
+    if diurnal is not None:
+        level = level - diurnal
+        smooth = smooth - np.interp(t_s, level_t, diurnal)
+    noise = noise_between(level)
+    low, high = np.percentile(level, [1, 99])
+    span = float(high - low)
+    cycles = _cycles(level, max(CYCLE_SHARE * span, NOISE_FACTOR * noise))
+    open_rise = largest = 0.0
+    if not cycles:
+        times, values = _windows(t_s, smooth, WINDOWS, 50.0)
+    else:
+        last = cycles[-1].trough
+        open_rise = float(level[-1] - level[last])
+        rises = [float(level[cycles[0].peak] - level[: cycles[0].peak + 1].min())]
+        rises += [
+            float(level[after.peak] - level[before.trough]) for before, after in zip(cycles, cycles[1:], strict=False)
+        ]
+        largest = max(rises)
+        troughs = np.array([c.trough for c in cycles])
+        gaps = np.diff(level_t[troughs])
+        period = float(np.median(gaps)) if len(gaps) else level_t[-1] - level_t[0]
+        windows = int((t_s[-1] - t_s[0]) / (CYCLE_WINDOWS * max(period, 1e-9)))
+        if windows >= MIN_WINDOWS:
+            times, values = _windows(t_s, smooth, min(windows, WINDOWS), 0.0)
+        else:
+            first = int(np.argmin(level[: troughs[0]])) if troughs[0] > 0 else 0
+            points = np.unique(np.r_[first, troughs])
+            times, values = level_t[points], level[points]
+    return Floor(
+        times, values, tuple(cycles), noise, span, float(np.median(level)), level_t, level, open_rise, largest,
+        diurnal is not None, raw,
+    )  # fmt: skip
+
+
+def noise_between(level: FloatArray) -> float:
+    """Standard deviation of what differs between neighbours beyond a smooth course, robust against steps."""
+    if len(level) < 3:
+        return 0.0
+    second = level[2:] - 2 * level[1:-1] + level[:-2]
+    return float(np.median(np.abs(second)) / 0.6745 / np.sqrt(6.0))
+
+
+def daily_wave(t_s: FloatArray, level: FloatArray) -> FloatArray | None:
+    """The part of ``level`` that repeats every day, where there is one and at least 36 hours of it; else None.
+
+    Sines and cosines of 24, 12 and 8 hours beside a course of hats a day wide, by least squares.
+    """
+    span = t_s[-1] - t_s[0]
+    if span < MIN_DAYS * DAY_S or len(t_s) < 24:
+        return None
+    knots = np.linspace(t_s[0], t_s[-1], max(3, int(span / DAY_S) + 1))
+    width = knots[1] - knots[0]
+    hats = np.maximum(0.0, 1.0 - np.abs(t_s[:, None] - knots[None, :]) / width)
+    angles = 2 * np.pi * t_s[:, None] * np.array([1.0, 2.0, 3.0]) / DAY_S
+    waves = np.hstack([np.cos(angles), np.sin(angles)])
+    both = np.hstack([hats, waves])
+    solution, *_ = np.linalg.lstsq(both, level, rcond=None)
+    without, *_ = np.linalg.lstsq(hats, level, rcond=None)
+    rest = ((level - both @ solution) ** 2).sum()
+    rest_without = ((level - hats @ without) ** 2).sum()
+    if rest_without <= 0 or rest > (1.0 - DIURNAL_SHARE) * rest_without:
+        return None
+    wave: FloatArray = waves @ solution[hats.shape[1] :]
+    return wave
+
+
+def _median3(value: FloatArray) -> FloatArray:
+    if len(value) < 3:
+        return value
+    middle = np.median(np.stack([value[:-2], value[1:-1], value[2:]]), axis=0)
+    return np.concatenate([[np.median(value[:2])], middle, [np.median(value[-2:])]])
+
+
+def _windows(t_s: FloatArray, value: FloatArray, windows: int, percentile: float) -> tuple[FloatArray, FloatArray]:
+    index = np.minimum(((t_s - t_s[0]) / (t_s[-1] - t_s[0]) * windows).astype(np.int64), windows - 1)
+    times, values = [], []
+    for window in range(windows):
+        inside = index == window
+        if inside.any():
+            times.append(t_s[inside].mean())
+            values.append(np.percentile(value[inside], percentile))
+    return np.array(times), np.array(values)
+
+
+def _cycles(level: FloatArray, threshold: float) -> list[Cycle]:
+    """Falls of at least ``threshold``, by turning points: a peak counts once the level has fallen so far from it, a
+    trough once it has risen as far again or the readings end."""
+    cycles: list[Cycle] = []
+    if threshold <= 0:
+        return cycles
+    peak = trough = 0
+    falling = False
+    for index, value in enumerate(level):
+        if not falling:
+            if value > level[peak]:
+                peak = index
+            elif level[peak] - value >= threshold:
+                falling, trough = True, index
+        elif value < level[trough]:
+            trough = index
+        elif value - level[trough] >= threshold:
+            cycles.append(Cycle(peak, trough, float(level[peak] - level[trough])))
+            falling, peak = False, index
+    if falling:
+        cycles.append(Cycle(peak, trough, float(level[peak] - level[trough])))
+    return cycles

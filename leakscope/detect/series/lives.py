@@ -1,0 +1,69 @@
+"""Lives of a process: a counter that falls back when its process restarts is judged in each life by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from leakscope.detect.series.trend import MIN_READINGS, Course, Trend, trend
+
+FloatArray = npt.NDArray[np.float64]
+
+RESET_SHARE = 0.3
+"""A counter belongs to the process when a restart takes back this share of what it had gained."""
+MIN_RISING_SHARE = 0.5
+"""Lives in which the counter rises must make up this share of the time in lives long enough to judge."""
+
+
+def restarts(t_s: FloatArray, start_s: FloatArray) -> FloatArray:
+    """Times of the first reading of each further life, from the process's start time as it was read."""
+    changed = np.flatnonzero(np.diff(start_s) != 0) + 1
+    return t_s[changed]
+
+
+def trend_of_lives(t_s: FloatArray, value: FloatArray, restarted_s: FloatArray) -> Trend:
+    """The course over all lives; rates are means over lives weighted by their length."""
+    edges = np.searchsorted(t_s, restarted_s)
+    edges = edges[(edges > 0) & (edges < len(t_s))]
+    if not len(edges) or not _resets(value, edges):
+        return trend(t_s, value)
+    parts = [
+        (t_s[a:b], value[a:b])
+        for a, b in zip(np.r_[0, edges], np.r_[edges, len(t_s)], strict=True)
+        if b - a >= MIN_READINGS and t_s[b - 1] > t_s[a]
+    ]
+    if not parts:
+        return trend(t_s, value)
+    trends = [trend(*part) for part in parts]
+    spans = np.array([part[0][-1] - part[0][0] for part in parts])
+    rising = np.array([one.rising for one in trends])
+    longest = trends[int(np.argmax(spans))]
+    if spans[rising].sum() < MIN_RISING_SHARE * spans.sum():
+        others = [(span, one) for span, one in zip(spans, trends, strict=True) if not one.rising]
+        chosen = max(others, key=lambda pair: pair[0])[1] if others else longest
+        return replace(chosen, lives=len(parts), end_s=float(t_s[-1]))
+    weights = spans[rising] / spans[rising].sum()
+    picked = [one for one in trends if one.rising]
+    rate = float(sum(w * one.rate for w, one in zip(weights, picked, strict=True)))
+    error = float(np.sqrt(sum((w * (one.high - one.rate)) ** 2 for w, one in zip(weights, picked, strict=True))))
+    return replace(
+        longest, course=Course.RISING, rate=rate, low=rate - error, high=rate + error, start_s=picked[0].start_s,
+        rise=sum(one.rise for one in picked), line_rise=sum(one.line_rise for one in picked), lives=len(parts),
+        end_s=float(t_s[-1]), smallest_rate=min(one.smallest_rate for one in picked),
+    )  # fmt: skip
+
+
+def _resets(value: FloatArray, edges: npt.NDArray[np.int64]) -> bool:
+    """Whether most restarts take back what the counter had gained in the life before."""
+    starts = np.r_[0, edges]
+    taken = []
+    for start, edge in zip(starts, edges, strict=False):
+        before = np.median(value[max(start, edge - 5) : edge])
+        after = np.median(value[edge : edge + 3])
+        first = np.median(value[start : start + 3])
+        gained = max(before - first, 0.0)
+        spread = np.std(np.diff(value[start:edge])) if edge - start > 3 else 0.0
+        taken.append(before - after >= max(RESET_SHARE * gained, 3 * spread) and before - after > 0)
+    return bool(np.mean(taken) >= 0.5)
