@@ -1,5 +1,6 @@
 /* What test_stacks_table records: a main thread and another one keep a kernel object, a mapping and device memory, each
- * some calls deep. Compiled as C with and without frame pointers, and as C++. */
+ * some calls deep, in rounds: at the last one their paths have been seen. Compiled as C with and without frame pointers,
+ * and as C++. */
 #include <pthread.h>
 #include <stddef.h>
 #include <sys/eventfd.h>
@@ -19,7 +20,7 @@ int cudaMalloc(void **, size_t);
 #endif
 #define APART __attribute__((noinline, noclone))
 
-enum { MAP_BYTES = 65536, DEVICE_BYTES = 4096 };
+enum { MAP_BYTES = 65536, DEVICE_BYTES = 4096, ROUNDS = 3, ROUND_US = 400000 };
 static volatile long kept;
 
 NAMESPACE
@@ -62,18 +63,22 @@ END
 
 static void *worker(void *argument)
 {
-    kept += USE outer((int)(size_t)argument);
+    for (int round = 0; round < ROUNDS; round++) {
+        usleep(ROUND_US);
+        kept += USE outer((int)(size_t)argument);
+    }
     return NULL;
 }
 
 int main(void)
 {
     pthread_t thread;
-    usleep(300000); /* what the start of a program cost the recorder is over */
-    kept += USE outer(1);
     if (pthread_create(&thread, NULL, worker, (void *)2))
         return 1;
+    for (int round = 0; round < ROUNDS; round++) {
+        usleep(ROUND_US);
+        kept += USE outer(1);
+    }
     pthread_join(thread, NULL);
-    usleep(100000);
     _exit(0);
 }

@@ -1,4 +1,7 @@
-"""What test_stacks_table records, with any CPython since 3.11: Python that is called back from C, on two threads."""
+"""What test_stacks_table records, with any CPython since 3.11: Python that is called back from C, on two threads.
+
+In rounds: at the last one the paths have been seen, and code objects have been read while the process lives.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
+ROUNDS, ROUND_S = 3, 0.4
 kept: list[object] = []
 runtime = ctypes.CDLL(sys.argv[1])
 runtime.cudaMalloc.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t)
@@ -37,13 +41,20 @@ def outer() -> None:
         middle(keep)
 
 
+def worker() -> None:
+    for _ in range(ROUNDS):
+        time.sleep(ROUND_S)
+        outer()
+
+
 def main() -> None:
-    time.sleep(0.5)  # the start of an interpreter cost the recorder something
-    outer()
-    thread = threading.Thread(target=outer)
+    thread = threading.Thread(target=worker)
     thread.start()
+    for _ in range(ROUNDS):
+        time.sleep(ROUND_S)
+        outer()
     thread.join()
-    time.sleep(0.3)  # code objects are read while the process lives
+    time.sleep(0.3)
     os._exit(0)
 
 
