@@ -52,7 +52,7 @@ class Census:
 
     def survivors(self) -> dict[str, int]:
         """Objects that the report keeps where eventfds are kept, by slab cache."""
-        sites = [site for site in self.report.sites if KEEPS in site.stack]
+        sites = [site for site in self.report.sites if any(frame.split(" ")[0] == KEEPS for frame in site.stack)]
         return {cache: sum(s.live_objects for s in sites if s.slab_cache == cache) for cache in CACHES}
 
     def strangers(self) -> int:
