@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from leakscope.correlate.stacks import Frame, Stacks
-from leakscope.correlate.wrappers import is_plumbing
+from leakscope.correlate.wrappers import is_plumbing, kernel_callers
 
 FREED_SHARE = 0.5
 """A site that keeps less than this share of its objects frees them as a rule."""
@@ -22,6 +22,8 @@ def application_frames(stacks: Stacks, row: pd.Series) -> list[Frame]:
         frames = [frame for frame in stacks[row[column]] if not is_plumbing(frame)]
         if frames:
             return frames
+    if not stacks[row["python_stack"]] and not stacks[row["user_stack"]]:
+        return kernel_callers(stacks[row["kernel_stack"]])
     return []
 
 

@@ -34,15 +34,34 @@ FUNCTIONS = re.compile(
             r"cuda[A-Z]\w*|cu[A-Z]\w*|__cuda\w*|libcudart_static_\w*",
             # start of a program and of threads
             r"_start|__libc_start\w*|(__)?clone3?|start_thread|_dl_\w+",
-            # the CPython evaluator, where its frames are native
+            # the CPython evaluator, where its frames are native, and its containers
             r"_PyEval_\w+|_?PyObject_(Vectorc|C)all\w*|_PyFunction_Vectorcall|cfunction_\w+|Py_\w+|pymain_\w+",
+            r"_?Py(Object|Mem|List|Dict|Set|Tuple|Unicode|Bytes|ByteArray|Long|Float)_\w+",
+            r"(list|dict|set|tuple|str|bytes|bytearray|deque|frozenset)[._]\w+|insertdict|new_keys_object",
+            # functions without a name of their own
+            r"<(lambda|listcomp|genexpr|dictcomp|setcomp)[^>]*>",
+            # tensor factories
+            r"torch(\.|::)\w+",
         )
     )
 )
 
+CONTAINERS = re.compile(
+    r"(list|dict|set|deque|OrderedDict|defaultdict|bytearray|collections)[._]\w+|insertdict|list_resize|dictresize"
+    r"|_?Py(List|Dict|Set)_\w+|runtime\.(growslice|mapassign\w*)"
+    r"|(.*::)?(vector|deque|list|map|set|unordered_map|unordered_set|basic_string|HashMap|Vec|VecDeque|BTreeMap)(<.*>)?"
+    r"::(push\w*|emplace\w*|insert\w*|append|resize|reserve\w*|_M_\w+|grow\w*|operator\[\])"
+    r"|(.*\.)?(append|extend|push_back|setdefault|__setitem__)"
+)
+"""Functions that make a container larger."""
+
 PYTHON_FILES = re.compile(r".*/lib/python3[^/]*/.*|.*/(site|dist)-packages/.*|<frozen .*>")
 
 SYSCALL = re.compile(r"__(?:x64|arm64|ia32|se|do)_(?:compat_)?sys_(\w+)|ksys_(\w+)")
+KERNEL_ENTRY = re.compile(
+    r"entry_SYSCALL_\w+|do_syscall_64|x64_sys_call|el0t?_\w+|ret_from_fork\w*|kthread|worker_thread|process_one_work"
+    r"|(__(?:x64|arm64|ia32|se|do)_(?:compat_)?sys_|ksys_)\w+|asm_\w+"
+)
 PAGE_FAULT = re.compile(r"(asm_)?exc_page_fault|do_user_addr_fault|do_page_fault|handle_mm_fault")
 SLAB_ENTRY = re.compile(
     r"_*(kmem_cache_alloc\w*|k[mvz]*alloc(_node)?(_track_caller|_large|_cache)*(_noprof)?|slab_alloc\w*)"
@@ -87,10 +106,20 @@ def culprit(user: Sequence[Frame], python: Sequence[Frame], kernel: Sequence[Fra
         for frame in reversed(stack):
             if frame.function and not frame.inlined:
                 return frame
+    if not python and not user and (frames := kernel_callers(kernel)):
+        return frames[-1 - shared] if shared < len(frames) else frames[-1]
     for frame in kernel:
         if syscall_name(frame):
             return frame
     return kernel[-1] if kernel else (user[-1] if user else None)
+
+
+def kernel_callers(kernel: Sequence[Frame]) -> list[Frame]:
+    """The frames of a kernel stack below its way in and above the allocator, outermost first."""
+    return [
+        frame for frame in kernel
+        if frame.function and not SLAB_ENTRY.fullmatch(frame.function) and not KERNEL_ENTRY.fullmatch(frame.function)
+    ]  # fmt: skip
 
 
 def syscall_name(frame: Frame) -> str:
