@@ -92,11 +92,18 @@ def is_plumbing(frame: Frame) -> bool:
     return not frame.function or bool(FUNCTIONS.fullmatch(frame.function))
 
 
-def culprit(user: Sequence[Frame], python: Sequence[Frame], kernel: Sequence[Frame], shared: int = 0) -> Frame | None:
+def culprit(
+    user: Sequence[Frame],
+    python: Sequence[Frame],
+    kernel: Sequence[Frame],
+    shared: int = 0,
+    kernel_only: bool = False,
+) -> Frame | None:
     """The innermost application frame; else the innermost named user frame, the syscall, the innermost one.
 
     ``shared`` innermost application frames are passed over: others who free end in them as well. Stacks are outermost
-    first. None when all three are empty.
+    first. ``kernel_only``: the evidence has no user stacks at all, the kernel's own callers are the application.
+    None when all three are empty.
     """
     for stack in (python, user):
         frames = [frame for frame in stack if not is_plumbing(frame)]
@@ -106,7 +113,7 @@ def culprit(user: Sequence[Frame], python: Sequence[Frame], kernel: Sequence[Fra
         for frame in reversed(stack):
             if frame.function and not frame.inlined:
                 return frame
-    if not python and not user and (frames := kernel_callers(kernel)):
+    if kernel_only and (frames := kernel_callers(kernel)):
         return frames[-1 - shared] if shared < len(frames) else frames[-1]
     for frame in kernel:
         if syscall_name(frame):

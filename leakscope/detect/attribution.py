@@ -237,7 +237,8 @@ def _repaired(sites: pd.DataFrame) -> dict[str, int]:
 def _names(row: pd.Series, stacks: Stacks, in_call: set[tuple[int, int, int]], shared: int = 0) -> Names:
     user, python = stacks[row["user_stack"]], stacks[row["python_stack"]]
     kernel = stacks[row["kernel_stack"]]
-    frame = culprit(user, python, kernel, shared)
+    # Recordings know the kernel function that called the allocator; files of others that have none have no user stacks.
+    frame = culprit(user, python, kernel, shared, kernel_only=not user and not python and not row["call_site"])
     texts = tuple(f.text for f in [*python, *user, *kernel])
     identity = (row["kernel_stack"], row["user_stack"], row["python_stack"])
     return Names(

@@ -44,8 +44,12 @@ def with_event_files(con: duckdb.DuckDBPyConnection, manifest: Manifest, report:
     lost = sum(loss.value or 0 for loss in report.losses if loss.what == "events_lost")
     verdict = report.verdict
     if allocated >= MIN_ALLOCATIONS and (times <= 1 or not size or (not freed and not reused and stacks > 1)):
-        what = "all events have one time" if times <= 1 else "no event has a size" if not size else "no free was recorded"
-        verdict = _cannot_tell(verdict, "unusable_capture", f"{what}: what is kept cannot be told", "frees, sizes and times")
+        what = (
+            "all events have one time" if times <= 1 else "no event has a size" if not size else "no free was recorded"
+        )
+        verdict = _cannot_tell(
+            verdict, "unusable_capture", f"{what}: what is kept cannot be told", "frees, sizes and times"
+        )
         report.findings = []
     elif verdict.verdict == "not_leak" and lost >= MIN_LOST_SHARE * (allocated + freed + lost):
         verdict = _cannot_tell(verdict, "partial_data", f"{lost:,} events were lost, {allocated + freed:,} recorded",

@@ -24,7 +24,7 @@ NOISE_FACTOR = 6.0
 CYCLE_WINDOWS = 1.25
 DAY_S = 86_400.0
 MIN_DAYS = 1.5
-DIURNAL_SHARE = 0.5
+DIURNAL_SHARE = 0.3
 
 
 @dataclass(frozen=True)
