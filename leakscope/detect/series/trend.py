@@ -177,7 +177,7 @@ def _goes_on(base: Floor, fitted: Fit) -> bool:
     span = float(base.t_s[-1] - base.t_s[0])
     inside = base.t_s >= base.t_s[0] + fitted.hinge * span
     t, v = base.t_s[inside], (base.value - fitted.before_line)[inside]
-    if len(t) < 4 or v[-1] <= v[0]:
+    if len(t) < min(2 * PARTS, len(base.t_s) // 2 + 1) or v[-1] <= v[0]:
         return False
     rate = float(v[-1] - v[0]) / float(t[-1] - t[0])
     flat_end, longest = _pauses(t, v, rate, fitted.noise)
