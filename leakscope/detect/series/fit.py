@@ -27,6 +27,8 @@ REFINED = np.arange(-0.02, 0.0201, 0.005)
 SETTLED_CONSTANTS = 3.0
 """A start-up has settled after so many time constants: 95 % of it."""
 MAX_PHI = 0.98
+READINGS_A_PARAMETER = 4
+"""Readings that each parameter of a course needs."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ def fit(t_s: FloatArray, value: FloatArray) -> Fit:
     )
     scores = effective * np.log(mean_square) + parameters * np.log(effective)
     scores[solved[:, 1] < 0] = np.inf
+    scores[parameters > max(3, count // READINGS_A_PARAMETER)] = np.inf
     has_line = np.array([c.hinge >= 0 for c in candidates])
     without = int(np.argmin(np.where(has_line, np.inf, scores)))
     with_line = int(np.argmin(np.where(has_line, scores, np.inf)))

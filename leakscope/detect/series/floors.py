@@ -133,7 +133,8 @@ def _short_cycles(level_t: FloatArray, level: FloatArray, noise: float) -> float
     found = _cycles(quick, max((high - low) / 2, NOISE_FACTOR * noise))
     if len(found) < MIN_SHORT_CYCLES:
         return 0.0
-    return float(np.median(np.diff(level_t[[cycle.trough for cycle in found]])))
+    length = float(np.median(np.diff(level_t[[cycle.trough for cycle in found]])))
+    return length if (level_t[-1] - level_t[0]) / (CYCLE_WINDOWS * length) >= MIN_SHORT_CYCLES else 0.0
 
 
 def noise_between(level: FloatArray) -> float:

@@ -13,6 +13,7 @@ FloatArray = npt.NDArray[np.float64]
 
 RESET_SHARE = 0.3
 """A counter belongs to the process when a restart takes back this share of what it had gained."""
+MIN_LIFE_RATE = 0.5
 MIN_RISING_SHARE = 0.5
 """Lives in which the counter rises must make up this share of the time in lives long enough to judge."""
 
@@ -51,10 +52,21 @@ def trend_of_lives(t_s: FloatArray, value: FloatArray, restarted_s: FloatArray) 
     rate = float(sum(w * one.rate for w, one in zip(weights, picked, strict=True)))
     error = float(np.sqrt(sum((w * (one.high - one.rate)) ** 2 for w, one in zip(weights, picked, strict=True))))
     return replace(
-        longest, course=Course.RISING, rate=rate, low=rate - error, high=rate + error, start_s=picked[0].start_s,
+        longest, course=Course.RISING, rate=rate, low=rate - error, high=rate + error,
+        start_s=_start(trends, rate),
         rise=sum(one.rise for one in picked), line_rise=sum(one.line_rise for one in picked), lives=len(parts),
         end_s=float(t_s[-1]), smallest_rate=min(one.smallest_rate for one in picked),
     )  # fmt: skip
+
+
+def _start(trends: list[Trend], rate: float) -> float:
+    """Where the first life begins to rise; a life too short to be judged rises where it does so at half the rate."""
+    for one in trends:
+        if one.rising:
+            return one.start_s
+        if one.course is not Course.SHORT and one.rate >= MIN_LIFE_RATE * rate:
+            return one.start_s
+    return trends[0].start_s
 
 
 def _pooled(trends: list[Trend], spans: FloatArray, end_s: float) -> Trend | None:
@@ -76,7 +88,7 @@ def _pooled(trends: list[Trend], spans: FloatArray, end_s: float) -> Trend | Non
     if rate < MIN_T * error or rate * spans.sum() < MIN_EFFECT_SHARE * abs(first.level) or (rates <= 0).any():
         return None
     return replace(
-        first, course=Course.RISING, rate=rate, low=rate - Z95 * error, high=rate + Z95 * error, lives=len(trends),
+        first, course=Course.RISING, start_s=_start(trends, rate), rate=rate, low=rate - Z95 * error, high=rate + Z95 * error, lives=len(trends),
         end_s=end_s, line_rise=rate * float(spans.sum()), smallest_rate=smallest,
     )  # fmt: skip
 

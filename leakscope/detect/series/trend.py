@@ -20,7 +20,7 @@ FloatArray = npt.NDArray[np.float64]
 MIN_READINGS = 8
 MIN_FLOOR = 6
 """Points that a floor needs for a course; fewer are troughs of long cycles."""
-MIN_EFFECT_SHARE = 0.01
+MIN_EFFECT_SHARE = 0.015
 """A rise counts from this share of the level on…"""
 MIN_EFFECT_NOISE = 3.0
 """…and from this many times what is left over when the course is fitted."""
@@ -37,6 +37,8 @@ MIN_RETURN_NOISE = 8.0
 """Falls by less than this share of the level, or by fewer times the noise, are no memory given back."""
 EARLY = 0.05
 """A line that begins in this first share of the time began with the first reading."""
+MIN_EARLY_RATE = 0.35
+"""A rise by this share of the line's rate before it began is its beginning."""
 FLAT_END = 0.2
 """Growth that stops for this last share of the time has levelled off, unless it paused as long before."""
 PAUSE_FACTOR = 1.3
@@ -136,6 +138,8 @@ def _rising(base: Floor, fitted: Fit, total: float, known: Trend) -> Trend:
     ):
         start, rate = departure
         error = min(error, rate / MIN_T)
+    elif _rises_before(base, fitted, start, rate):
+        start = known.start_s
     if start <= known.start_s + EARLY * total:
         start = known.start_s
     return replace(
@@ -143,6 +147,15 @@ def _rising(base: Floor, fitted: Fit, total: float, known: Trend) -> Trend:
         line_rise=rate * (known.end_s - start),
         smallest_rate=max(MIN_T * error, _effect(base, fitted.noise) / total),
     )  # fmt: skip
+
+
+def _rises_before(base: Floor, fitted: Fit, start: float, rate: float) -> bool:
+    """Whether the floor rises before the line begins as well, if less evenly."""
+    before = base.t_s < start
+    if before.sum() < 4:
+        return False
+    start_up = fitted.before_line if fitted.start_up == "exponential" else 0.0
+    return theil_sen(base.t_s[before], (base.value - start_up)[before]) >= MIN_EARLY_RATE * rate
 
 
 def _course(base: Floor, fitted: Fit) -> Course:
