@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from leakscope.correlate.stacks import Frame, Stacks
-from leakscope.correlate.wrappers import application_frames
+from leakscope.correlate.wrappers import application_frames, kernel_callers
 
 FREED_SHARE = 0.5
 """A site that keeps less than this share of its objects frees them as a rule."""
@@ -41,7 +41,9 @@ def shared_with_freeing(growing: pd.DataFrame, freeing: pd.DataFrame, stacks: St
 
 
 def _application_frames(stacks: Stacks, row: pd.Series) -> list[Frame]:
-    return application_frames(stacks[row["user_stack"]], stacks[row["python_stack"]])
+    """Outermost first; without user stacks the kernel's own callers."""
+    user, python = stacks[row["user_stack"]], stacks[row["python_stack"]]
+    return application_frames(user, python) if user or python else kernel_callers(stacks[row["kernel_stack"]])
 
 
 def _names(frames: Sequence[Frame]) -> list[tuple[str, str]]:

@@ -35,17 +35,36 @@ FUNCTIONS = re.compile(
             r"cuda[A-Z]\w*|cu[A-Z]\w*|__cuda\w*|libcudart_static_\w*",
             # start of a program and of threads
             r"_start|__libc_start\w*|(__)?clone3?|start_thread|_dl_\w+",
-            # the CPython evaluator, where its frames are native
+            # the CPython evaluator, where its frames are native, and its containers
             r"_PyEval_\w+|_?PyObject_(Vectorc|C)all\w*|_PyFunction_Vectorcall|cfunction_\w+|Py_\w+|pymain_\w+",
+            r"_?Py(Object|Mem|List|Dict|Set|Tuple|Unicode|Bytes|ByteArray|Long|Float)_\w+",
+            r"(list|dict|set|tuple|str|bytes|bytearray|deque|frozenset)[._]\w+|insertdict|new_keys_object",
+            # functions without a name of their own
+            r"<(lambda|listcomp|genexpr|dictcomp|setcomp)[^>]*>",
+            # tensor factories
+            r"torch(\.|::)\w+",
         )
     )
 )
+
+CONTAINERS = re.compile(
+    r"(list|dict|set|deque|OrderedDict|defaultdict|bytearray|collections)[._]\w+|insertdict|list_resize|dictresize"
+    r"|_?Py(List|Dict|Set)_\w+|runtime\.(growslice|mapassign\w*)"
+    r"|(.*::)?(vector|deque|list|map|set|unordered_map|unordered_set|basic_string|HashMap|Vec|VecDeque|BTreeMap)(<.*>)?"
+    r"::(push\w*|emplace\w*|insert\w*|append|resize|reserve\w*|_M_\w+|grow\w*|operator\[\])"
+    r"|(.*\.)?(append|extend|push_back|setdefault|__setitem__)"
+)
+"""Functions that make a container larger."""
 
 PYTHON_FILES = re.compile(r".*/lib/python3[^/]*/.*|.*/(site|dist)-packages/.*|<frozen .*>")
 INSTALLED = re.compile(r"/(usr|lib|lib64|opt)/.*|.*/lib/python3[^/]*/.*|.*/(site|dist)-packages/.*")
 """Modules that a Python program brings along but did not write; those of a program without Python may be its own."""
 
 SYSCALL = re.compile(r"__(?:x64|arm64|ia32|se|do)_(?:compat_)?sys_(\w+)|ksys_(\w+)")
+KERNEL_ENTRY = re.compile(
+    r"entry_SYSCALL_\w+|do_syscall_64|x64_sys_call|el0t?_\w+|ret_from_fork\w*|kthread|worker_thread|process_one_work"
+    r"|(__(?:x64|arm64|ia32|se|do)_(?:compat_)?sys_|ksys_)\w+|asm_\w+"
+)
 PAGE_FAULT = re.compile(r"(asm_)?exc_page_fault|do_user_addr_fault|do_page_fault|handle_mm_fault")
 SLAB_ENTRY = re.compile(
     r"_*(kmem_cache_alloc\w*|k[mvz]*alloc(_node)?(_track_caller|_large|_cache)*(_noprof)?|slab_alloc\w*)"
@@ -90,12 +109,19 @@ def application_frames(user: Sequence[Frame], python: Sequence[Frame]) -> list[F
     ]
 
 
-def culprit(user: Sequence[Frame], python: Sequence[Frame], kernel: Sequence[Frame], shared: int = 0) -> Frame | None:
+def culprit(
+    user: Sequence[Frame],
+    python: Sequence[Frame],
+    kernel: Sequence[Frame],
+    shared: int = 0,
+    kernel_only: bool = False,
+) -> Frame | None:
     """The innermost frame of :func:`application_frames`; else the innermost native one that is not plumbing, the
     innermost named user frame, the syscall, the innermost one.
 
     ``shared`` innermost application frames are passed over: others who free end in them as well. Stacks are outermost
-    first. None when all three are empty.
+    first. ``kernel_only``: the evidence has no user stacks at all, the kernel's own callers are the application.
+    None when all three are empty.
     """
     for frames in (application_frames(user, python), [frame for frame in user if not is_plumbing(frame)]):
         if frames:
@@ -104,10 +130,20 @@ def culprit(user: Sequence[Frame], python: Sequence[Frame], kernel: Sequence[Fra
         for frame in reversed(stack):
             if frame.function and not frame.inlined:
                 return frame
+    if kernel_only and (frames := kernel_callers(kernel)):
+        return frames[-1 - shared] if shared < len(frames) else frames[-1]
     for frame in kernel:
         if syscall_name(frame):
             return frame
     return kernel[-1] if kernel else (user[-1] if user else None)
+
+
+def kernel_callers(kernel: Sequence[Frame]) -> list[Frame]:
+    """The frames of a kernel stack below its way in and above the allocator, outermost first."""
+    return [
+        frame for frame in kernel
+        if frame.function and not SLAB_ENTRY.fullmatch(frame.function) and not KERNEL_ENTRY.fullmatch(frame.function)
+    ]  # fmt: skip
 
 
 def syscall_name(frame: Frame) -> str:

@@ -22,11 +22,12 @@ from leakscope.correlate.marks import range_links, site_ranges
 from leakscope.correlate.mixed_stacks import merge, unify_stacks
 from leakscope.correlate.nesting import nesting
 from leakscope.correlate.sites import Holdings, folded_cache, holdings, merge_sites
-from leakscope.correlate.stacks import Stacks
+from leakscope.correlate.stacks import Frame, Stacks
 from leakscope.correlate.touches import graph_launches, touches_by_site
 from leakscope.correlate.visibility import frees_visible
 from leakscope.correlate.wrappers import (
     ALLOCATOR,
+    CONTAINERS,
     THREAD_START,
     culprit,
     entry_of,
@@ -36,7 +37,8 @@ from leakscope.correlate.wrappers import (
 from leakscope.detect import growth
 from leakscope.detect.findings import Names, find, overall
 from leakscope.detect.judge import CONFIRMED_SHARE, NOT_JUDGED, State, judge
-from leakscope.detect.losses import Loss, hidden_frees, hidden_frees_of_sites
+from leakscope.detect.losses import Loss, at_risk, hidden_frees, hidden_frees_of_sites
+from leakscope.detect.scattered import find_scattered
 from leakscope.model.manifest import Manifest
 from leakscope.model.results import Chain, Growth, LayerTotal, Report, Row, Site, Verdict
 from leakscope.model.words import KINDS_NOT_ADDED, LAYERS
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 MAX_SITES = 1000
 """Sites that a report lists for each capture, those with most kept bytes first."""
 
+CONTAINER_DEPTH = 4
+"""Innermost frames among which the growth of a container is looked for."""
 ONLY_SHOWN = (
     "all memory in the evidence is of kinds that are shown and not judged (blocks of an allocator's pool, pages)"
 )
@@ -92,7 +96,9 @@ def attribute(
         confirmed[sites["site"]] = (kept > 0) & (grown >= CONFIRMED_SHARE * kept)
     hidden = np.zeros(len(by_number))
     hidden[sites["site"]] = hidden_frees_of_sites(sites, losses, hidden_frees(losses, _repaired(sites)))
+    hidden += at_risk(held, lives, manifest.sources, len(hidden))
     judged = judge(held, lives, visible, hidden, confirmed, options.warm_up_s)
+    judged, ancestors = find_scattered(con, held, judged, lives, hidden, options.warm_up_s)
 
     growing = judged.loc[judged["state"] >= State.UNCLEAR, "site"].unique()
     listed = sites.head(MAX_SITES)
@@ -109,6 +115,7 @@ def attribute(
             *listed["user_stack"],
             *listed["python_stack"],
             *nested.below["kernel_stack"],
+            *freeing["kernel_stack"],
             *freeing["user_stack"],
             *freeing["python_stack"],
         ],
@@ -116,6 +123,9 @@ def attribute(
     in_call = set(zip(*(nested.above[c] for c in ("kernel_stack", "user_stack", "python_stack")), strict=True))
     shared = shared_with_freeing(leaking, freeing, stacks)
     names = {int(r["site"]): _names(r, stacks, in_call, shared.get(int(r["site"]), 0)) for _, r in listed.iterrows()}
+    names |= {
+        site: names[site]._replace(culprit=text, function="") for site, text in ancestors.items() if site in names
+    }
     ids = _site_ids(listed, names)
     findings = [_with_ids(f, ids) for f in find(judged, held.table, names, lives)]
     rates = _site_rates(judged)
@@ -244,11 +254,12 @@ def _repaired(sites: pd.DataFrame) -> dict[str, int]:
 def _names(row: pd.Series, stacks: Stacks, in_call: set[tuple[int, int, int]], shared: int = 0) -> Names:
     user, python = stacks[row["user_stack"]], stacks[row["python_stack"]]
     kernel = stacks[row["kernel_stack"]]
-    frame = culprit(user, python, kernel, shared)
+    # Recordings know the kernel function that called the allocator; files of others that have none have no user stacks.
+    frame = culprit(user, python, kernel, shared, kernel_only=not user and not python and not row["call_site"])
     texts = tuple(f.text for f in [*merge(user, python), *kernel])
     identity = (row["kernel_stack"], row["user_stack"], row["python_stack"])
     return Names(
-        culprit=frame.text if frame else "",
+        culprit=frame.text if frame and _names_the_caller(frame, python or user or kernel) else "",
         function=f"{frame.function} ({frame.file})" if frame and frame.kind != "python" and frame.file else "",
         stack=texts,
         application=frame is not None and frame.kind != "kernel" and not is_plumbing(frame),
@@ -256,8 +267,18 @@ def _names(row: pd.Series, stacks: Stacks, in_call: set[tuple[int, int, int]], s
         in_cuda_call=row["layer"] == "kernel" and identity in in_call,
         of_slabs=row["layer"] == "kernel" and inside_slab_allocator(kernel),
         allocator=any(ALLOCATOR.fullmatch(f.function) for f in user),
+        container=any(CONTAINERS.fullmatch(f.function) for f in (python or user)[-CONTAINER_DEPTH:]),
         thread_stack=any(THREAD_START.fullmatch(f.function) for f in user),
     )
+
+
+def _names_the_caller(frame: Frame, stack: Sequence[Frame]) -> bool:
+    """Whether the culprit is known: not where it has no name, nor where only the way in has one and the rest is lost."""
+    if frame.text == Frame("").text:
+        return False
+    inside = list(stack)[list(stack).index(frame) + 1 :] if frame in stack else []
+    lost = sum(f.text == Frame("").text for f in inside)
+    return lost <= len(stack) // 2
 
 
 def _site_ids(listed: pd.DataFrame, names: dict[int, Names]) -> dict[int, str]:

@@ -9,6 +9,7 @@ from leakscope.correlate.joins.links import SiteLinks
 from leakscope.detect.attribution import Options, attribute
 from leakscope.detect.cache import judge_cache
 from leakscope.detect.counters import judge_counters, with_counters
+from leakscope.detect.event_files import with_event_files
 from leakscope.detect.snapshots import judge_states
 from leakscope.model.manifest import Manifest
 from leakscope.model.results import VERDICTS, Report, Verdict
@@ -26,6 +27,7 @@ def attribute_evidence(
     Raises duckdb.Error for data that cannot be computed with.
     """
     report = attribute(con, manifest, options, joined)
+    report = with_event_files(con, manifest, report)
     events = con.execute("SELECT (SELECT count(*) FROM mem_events) + (SELECT count(*) FROM census_sites)").fetchone()
     has_events = bool(events and events[0])
     report = with_counters(report, judge_counters(con, manifest.sources), options.layer, has_events)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,6 +18,10 @@ MAP_ENTRIES = frozenset({"mmap", "mremap", "brk", "munmap", "madvise", "page fau
 """Ways into the kernel whose allocations (VMAs, page tables) are a consequence of mapping memory."""
 ONE_KEPT_SHARE = 0.9
 """A site that keeps this share of all it allocated frees (nearly) nothing."""
+MIN_CONTAINER_SHARE = 0.5
+MIN_ERROR_SHARE = 0.02
+"""Objects of which a steady part is never freed, the rest always: two ways out of the same code."""
+REQUEST = re.compile(r"request|session|completion|conversation|prompt", re.IGNORECASE)
 MATERIAL_SHARE = 0.1
 """An unclear growth makes a verdict inconclusive when it is this share of what its layer keeps."""
 COUNTERS = {"kernel": "slab_live", "host": "maps_live", "gpu": "gpu_live"}
@@ -32,6 +37,7 @@ class Names(NamedTuple):
     in_cuda_call: bool = False  # a kernel allocation made by a CUDA call
     of_slabs: bool = False  # the slab allocator allocated it for itself
     allocator: bool = False  # malloc or operator new is on the stack
+    container: bool = False  # the growth of a container is among the innermost frames
     thread_stack: bool = False
     function: str = ""  # the culprit without its line, where functions rather than lines are told apart
 
@@ -216,8 +222,16 @@ def _class(group: pd.DataFrame, share: float, names: dict[int, Names]) -> str:
             return "unjoined_thread_stacks"
         if first.application and not first.allocator:
             return "mapping_outside_heap"
-    one_size = (group["smallest_bytes"] == group["largest_bytes"]).all()
-    return "per_call" if one_size and share >= ONE_KEPT_SHARE else "retained_growth"
+    if not first.culprit:
+        return "unattributed"
+    if first.container and share >= MIN_CONTAINER_SHARE:
+        return "undrained_container"
+    objects = group["live_objects"].sum() / max(1, group["alloc_objects"].sum())
+    if objects < ONE_KEPT_SHARE:
+        return "error_path_without_free" if objects >= MIN_ERROR_SHARE else "retained_growth"
+    if group["smallest_bytes"].min() == group["largest_bytes"].max():
+        return "per_call"
+    return "per_request_reference" if any(REQUEST.search(frame) for frame in first.stack) else "retained_growth"
 
 
 def _confidence(group: pd.DataFrame, share: float) -> float:
@@ -234,11 +248,13 @@ def _confidence(group: pd.DataFrame, share: float) -> float:
 
 
 def _start_s(group: pd.DataFrame, lives: pd.DataFrame) -> float:
-    """Seconds from the start of the capture to the rise of the site that keeps most."""
-    first = group.iloc[0]
-    life = lives[lives["life"] == first["life"]].iloc[0]
-    start = max(life["from_ns"] + first["start_bin"] * life["bin_ns"], first["first_ns"])
-    return max(0.0, float(start - life["source_start_ns"]) / 1e9)
+    """Seconds from the start of the capture to the first rise among its sites."""
+    windows = lives.drop_duplicates("life").set_index("life").loc[group["life"]]
+    rise = windows["from_ns"].to_numpy(np.int64) + group["start_bin"].to_numpy(np.int64) * windows["bin_ns"].to_numpy(
+        np.int64
+    )
+    start = np.maximum(rise, group["first_ns"].to_numpy(np.int64)) - windows["source_start_ns"].to_numpy(np.int64)
+    return max(0.0, float(start.min()) / 1e9)
 
 
 def _unique(sites: Sequence[int] | pd.Series) -> tuple[str, ...]:

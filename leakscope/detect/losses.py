@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from leakscope.correlate.sites import Holdings
+from leakscope.model.manifest import Source
 from leakscope.model.words import LAYERS
 
 HIDES_FREES = frozenset({"ring_drop", "recursion_miss", "live_map_full", "live_map_busy"})
@@ -66,6 +68,28 @@ def hidden_frees(losses: Iterable[Loss], repaired: dict[str, int]) -> dict[str, 
         for layer in layers_of(loss.probe):
             (skipped if loss.what == "recursion_miss" else dropped)[layer] += loss.count
     return {layer: dropped[layer] + max(0, skipped[layer] - repaired.get(layer, 0)) for layer in LAYERS}
+
+
+def at_risk(held: Holdings, lives: pd.DataFrame, sources: Iterable[Source], sites: int) -> npt.NDArray[np.float64]:
+    """Upper bound, by site number, on kept objects whose free fell into a stretch of lost events.
+
+    Only what was alive in such a stretch can have been freed in it, and no more than was lost there: what is
+    allocated later and kept is certain. The stretches are those that files beside the events state.
+    """
+    hidden = np.zeros(sites)
+    spans = [span for source in sources if source.kind == "events_meta" for span in source.facts.get("lost", [])]
+    if not spans or not len(held.curve_rows):
+        return hidden
+    rows = held.table.iloc[held.curve_rows]
+    windows = (
+        lives.drop_duplicates("life").set_index("life").loc[rows["life"], ["from_ns", "bin_ns"]].to_numpy(np.int64)
+    )
+    bins = held.kept_objects.shape[1]
+    for _, until, count in spans:
+        bin_ = np.clip((int(until) - windows[:, 0]) // windows[:, 1], 0, bins - 1)
+        alive = held.kept_objects[np.arange(len(rows)), bin_]
+        np.add.at(hidden, rows["site"].to_numpy(np.int64), np.minimum(alive, float(count)))
+    return hidden
 
 
 def hidden_frees_of_sites(

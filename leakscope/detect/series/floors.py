@@ -22,9 +22,14 @@ CYCLE_SHARE = 0.2
 NOISE_FACTOR = 6.0
 """And by this many times the noise between neighbouring readings."""
 CYCLE_WINDOWS = 1.25
+SLOW_KNOTS = 12
+MIN_SHORT_CYCLES = 10
+"""From so many on, cycles are shorter than what the slow course follows."""
+START_UPS = (0.01, 0.03, 0.08)
+"""Time constants of start-up beside a daily wave, as shares of the time: it must not be taken for one."""
 DAY_S = 86_400.0
 MIN_DAYS = 1.5
-DIURNAL_SHARE = 0.5
+DIURNAL_SHARE = 0.3
 
 
 @dataclass(frozen=True)
@@ -88,9 +93,12 @@ def floor(t_s: FloatArray, value: FloatArray) -> Floor:
     low, high = np.percentile(level, [1, 99])
     span = float(high - low)
     cycles = _cycles(level, max(CYCLE_SHARE * span, NOISE_FACTOR * noise))
+    short = _short_cycles(level_t, level, noise)
     open_rise = largest = 0.0
-    if not cycles:
+    if not cycles and not short:
         times, values = _windows(t_s, smooth, WINDOWS, 50.0)
+    elif short:
+        times, values = _windows(t_s, smooth, min(int((t_s[-1] - t_s[0]) / (CYCLE_WINDOWS * short)), WINDOWS), 0.0)
     else:
         last = cycles[-1].trough
         open_rise = float(level[-1] - level[last])
@@ -115,6 +123,20 @@ def floor(t_s: FloatArray, value: FloatArray) -> Floor:
     )  # fmt: skip
 
 
+def _short_cycles(level_t: FloatArray, level: FloatArray, noise: float) -> float:
+    """Length of a cycle in seconds where there are many short ones, told after the slow course is taken out; else 0."""
+    knots = np.linspace(level_t[0], level_t[-1], SLOW_KNOTS)
+    hats = np.maximum(0.0, 1.0 - np.abs(level_t[:, None] - knots) / (knots[1] - knots[0]))
+    solution, *_ = np.linalg.lstsq(hats, level, rcond=None)
+    quick = level - hats @ solution
+    low, high = np.percentile(quick, [5, 95])
+    found = _cycles(quick, max((high - low) / 2, NOISE_FACTOR * noise))
+    if len(found) < MIN_SHORT_CYCLES:
+        return 0.0
+    length = float(np.median(np.diff(level_t[[cycle.trough for cycle in found]])))
+    return length if (level_t[-1] - level_t[0]) / (CYCLE_WINDOWS * length) >= MIN_SHORT_CYCLES else 0.0
+
+
 def noise_between(level: FloatArray) -> float:
     """Standard deviation of what differs between neighbours beyond a smooth course, robust against steps."""
     if len(level) < 3:
@@ -134,6 +156,8 @@ def daily_wave(t_s: FloatArray, level: FloatArray) -> FloatArray | None:
     knots = np.linspace(t_s[0], t_s[-1], max(3, int(span / DAY_S) + 1))
     width = knots[1] - knots[0]
     hats = np.maximum(0.0, 1.0 - np.abs(t_s[:, None] - knots[None, :]) / width)
+    since = (t_s - t_s[0]) / span
+    hats = np.hstack([hats, np.stack([np.exp(-since / constant) for constant in START_UPS], axis=1)])
     angles = 2 * np.pi * t_s[:, None] * np.array([1.0, 2.0, 3.0]) / DAY_S
     waves = np.hstack([np.cos(angles), np.sin(angles)])
     both = np.hstack([hats, waves])

@@ -7,12 +7,13 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from leakscope.detect.series.trend import MIN_READINGS, Course, Trend, trend
+from leakscope.detect.series.trend import MIN_EFFECT_SHARE, MIN_READINGS, MIN_T, Z95, Course, Trend, trend
 
 FloatArray = npt.NDArray[np.float64]
 
 RESET_SHARE = 0.3
 """A counter belongs to the process when a restart takes back this share of what it had gained."""
+MIN_LIFE_RATE = 0.5
 MIN_RISING_SHARE = 0.5
 """Lives in which the counter rises must make up this share of the time in lives long enough to judge."""
 
@@ -40,6 +41,8 @@ def trend_of_lives(t_s: FloatArray, value: FloatArray, restarted_s: FloatArray) 
     spans = np.array([part[0][-1] - part[0][0] for part in parts])
     rising = np.array([one.rising for one in trends])
     longest = trends[int(np.argmax(spans))]
+    if spans[rising].sum() < MIN_RISING_SHARE * spans.sum() and (pooled := _pooled(trends, spans, float(t_s[-1]))):
+        return pooled
     if spans[rising].sum() < MIN_RISING_SHARE * spans.sum():
         others = [(span, one) for span, one in zip(spans, trends, strict=True) if not one.rising]
         chosen = max(others, key=lambda pair: pair[0])[1] if others else longest
@@ -49,9 +52,44 @@ def trend_of_lives(t_s: FloatArray, value: FloatArray, restarted_s: FloatArray) 
     rate = float(sum(w * one.rate for w, one in zip(weights, picked, strict=True)))
     error = float(np.sqrt(sum((w * (one.high - one.rate)) ** 2 for w, one in zip(weights, picked, strict=True))))
     return replace(
-        longest, course=Course.RISING, rate=rate, low=rate - error, high=rate + error, start_s=picked[0].start_s,
+        longest, course=Course.RISING, rate=rate, low=rate - error, high=rate + error,
+        start_s=_start(trends, rate),
         rise=sum(one.rise for one in picked), line_rise=sum(one.line_rise for one in picked), lives=len(parts),
         end_s=float(t_s[-1]), smallest_rate=min(one.smallest_rate for one in picked),
+    )  # fmt: skip
+
+
+def _start(trends: list[Trend], rate: float) -> float:
+    """Where the first life begins to rise; a life too short to be judged rises where it does so at half the rate."""
+    for one in trends:
+        if one.rising:
+            return one.start_s
+        if one.course is not Course.SHORT and one.rate >= MIN_LIFE_RATE * rate:
+            return one.start_s
+    return trends[0].start_s
+
+
+def _pooled(trends: list[Trend], spans: FloatArray, end_s: float) -> Trend | None:
+    """One slope for all lives, weighted by the inverse square of their errors; None where together they show none.
+
+    A life that rises has its line; of the others the slope after start-up counts, whatever its sign.
+    """
+    errors = np.array([(one.high - one.rate) / Z95 for one in trends])
+    usable = np.isfinite(errors) & (errors > 0)
+    if usable.sum() < 2 or not any(one.rising for one in trends):
+        return None
+    rates = np.array([one.rate for one in trends])[usable]
+    weights = 1 / np.maximum(errors[usable], 1e-3 * np.abs(rates).max()) ** 2
+    rate, error = float((weights * rates).sum() / weights.sum()), float(1 / np.sqrt(weights.sum()))
+    spread = float(np.sqrt((weights * (rates - rate) ** 2).sum() / weights.sum()))
+    error = max(error, spread / np.sqrt(len(rates)))
+    first = next(one for one in trends if one.rising)
+    smallest = min(one.smallest_rate for one in trends)
+    if rate < MIN_T * error or rate * spans.sum() < MIN_EFFECT_SHARE * abs(first.level) or (rates <= 0).any():
+        return None
+    return replace(
+        first, course=Course.RISING, start_s=_start(trends, rate), rate=rate, low=rate - Z95 * error, high=rate + Z95 * error, lives=len(trends),
+        end_s=end_s, line_rise=rate * float(spans.sum()), smallest_rate=smallest,
     )  # fmt: skip
 
 
