@@ -124,7 +124,8 @@ def test_frames_are_those_of_the_table(recorded: tuple[Recording, str], program:
     with recording.capture.connect() as con:
         stacks = Stacks(con, [stack for row in rows for stack in row])
     found = {shown(merge(stacks[user], stacks[python])) for user, python in rows}
-    assert found == {expected(program, thread, probe, policy)}
+    losses = recording.rows("SELECT what, count, detail FROM losses")
+    assert found == {expected(program, thread, probe, policy)}, (found, losses)
 
 
 # The page

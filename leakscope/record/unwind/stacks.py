@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass, field
@@ -20,8 +21,9 @@ from leakscope.record.unwind.policy import unwind_policy
 TIME_SHARE = 0.25
 """Of a CPU's time that goes into unwinding, averaged over :data:`TIME_BURST_S`. Dumps beyond are not unwound."""
 TIME_BURST_S = 2.0
-MAX_LAYOUTS = 64
-"""Address spaces whose files are kept open; the least recently used one gives way."""
+MAX_OPEN_FILES = 4096
+"""Files of address spaces that are kept open (libdw holds a descriptor of each), and no more than a quarter of what the
+process may open; the least recently used address space gives way."""
 MAX_PATHS = 64
 """Paths to one program counter that are compared with a dump before it is unwound."""
 
@@ -69,6 +71,9 @@ class UnwoundStacks:
         self._spaces = spaces
         self._known = KnownPaths(paths_map)
         self._layouts: OrderedDict[_Mapped, _Layout] = OrderedDict()
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        self._most_files = min(MAX_OPEN_FILES, hard // 4)
         self._seconds = TIME_BURST_S
         self._earned_at = time.monotonic()
         self.dumps = 0
@@ -212,12 +217,15 @@ class UnwoundStacks:
         if grown is not None:  # a parent may live on with the fewer files
             self._layouts[grown] = layout
         self._layouts[mapped] = layout
-        while len(self._layouts) > MAX_LAYOUTS:
+        while len(self._layouts) > 1 and self._open_files() > self._most_files:
             _, oldest = self._layouts.popitem(last=False)
             if not any(oldest is other for other in self._layouts.values()):
                 oldest.dwfl.close()
         self._seconds -= time.thread_time() - began
         return layout
+
+    def _open_files(self) -> int:
+        return sum(len(layout.reported) for layout in {id(known): known for known in self._layouts.values()}.values())
 
     def close(self) -> None:
         """Give all files back."""
