@@ -6,8 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any, NoReturn
 
 import pytest
 import recording
@@ -74,6 +75,15 @@ def bpf(request: pytest.FixtureRequest, can_record: None) -> str:
             _cannot(str(error))
     recording.LOADER = loader
     return loader
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., Any]]:
+    """Opens captures for joins (planted.Opened) until the test ends."""
+    from planted import Opened
+
+    with ExitStack() as stack:
+        yield lambda *paths: Opened(stack, paths)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects

@@ -7,7 +7,9 @@ open around all of it, kernels are launched and some of them profiled. Reports r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ import numpy as np
 import pyarrow as pa
 from capture_rows import rows
 
-from leakscope.capture import CaptureWriter
+from leakscope.capture import Capture, CaptureWriter
+from leakscope.correlate.joins.driver import Joined, JoinOptions, join
+from leakscope.correlate.joins.evidence import evidence_of
 from leakscope.model.manifest import ClockAnchor, Manifest, Source
 
 SECOND = 1_000_000_000
@@ -55,6 +59,7 @@ class Planted:
     """The run. Rows are dictionaries of columns; ``truth`` of an event names its call, range or launch."""
 
     allocations: list[dict[str, Any]] = field(default_factory=list)
+    frees: list[dict[str, Any]] = field(default_factory=list)  # of allocations; none unless a test adds some
     kernel: list[dict[str, Any]] = field(default_factory=list)
     kernel_call: list[int] = field(default_factory=list)  # id of the call that each kernel event is nested in, 0 = none
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -150,6 +155,8 @@ def anchors(step_ns: int = 0) -> list[ClockAnchor]:
     ]
 
 
+Segments = Sequence[tuple[int, int, str]]
+"""Address, size in bytes and type of segments."""
 DEVICE = {"op": "alloc", "cause": "call", "layer": "gpu", "kind": "device", "api": "cudaMalloc", "weight": 1}
 KMALLOC = {
     "op": "alloc", "cause": "call", "layer": "kernel", "kind": "kmalloc", "api": "kmalloc", "slab_cache": "kmalloc-64",
@@ -157,14 +164,29 @@ KMALLOC = {
 }  # fmt: skip
 
 
-def write_recording(path: Path, run: Planted, *, marks: bool = False, calls: bool = True) -> Path:
-    """The recording of the run."""
+def write_recording(
+    path: Path,
+    run: Planted,
+    *,
+    marks: bool = False,
+    calls: bool = True,
+    name: str = "run",
+    host: str = "",
+    boot: str = "",
+    awake_ns: int = UTC_AHEAD_NS,
+    samples: Sequence[tuple[int, str, str, float]] = (),
+) -> Path:
+    """The recording of the run, on a host that booted at ``awake_ns`` of UTC. ``samples``: ts_ns, scope_id, counter and
+    value of readings of processes."""
     source = Source(
-        0, "recording", "run", "monotonic", start_ns=BEGIN_NS, end_ns=BEGIN_NS + 10 * SECOND, anchors=anchors(),
-        command=["./app"],
+        0, "recording", name, "monotonic", start_ns=BEGIN_NS, end_ns=BEGIN_NS + 10 * SECOND, command=["./app"],
+        anchors=[replace(a, realtime_ns=a.realtime_ns - UTC_AHEAD_NS + awake_ns) for a in anchors()], host=host,
+        boot_id=boot,
     )  # fmt: skip
     writer = CaptureWriter.create(path, Manifest(sources=[source]))
     writer.write("mem_events", table("mem_events", run.allocations, **DEVICE))
+    if run.frees:
+        writer.write("mem_events", table("mem_events", run.frees, **DEVICE | {"op": "free"}))
     writer.write("mem_events", table("mem_events", run.kernel, **KMALLOC))
     if calls:
         writer.write("calls", table("calls", run.calls))
@@ -174,6 +196,14 @@ def write_recording(path: Path, run: Planted, *, marks: bool = False, calls: boo
     writer.write("stacks", rows("stacks", 1, id=[1], frames=[[1]]))
     writer.write("frames", rows("frames", 1, id=[1], function=["kmalloc_user"], kind=["kernel"]))
     writer.write("processes", processes())
+    if samples:
+        at, whose, counter, value = zip(*samples, strict=True)
+        writer.write(
+            "samples",
+            rows(
+                "samples", len(at), ts_ns=at, scope=["process"] * len(at), scope_id=whose, counter=counter, value=value
+            ),
+        )
     writer.finish()
     return path
 
@@ -210,10 +240,10 @@ def write_nsys(path: Path, run: Planted, clock: str, lives: tuple[Life, ...], *,
     source, ahead = nsys_source(clock)
     events, calls, marks = [], [], []
     for life in lives:
-        inner = {life.pid: life.inner_pid}
+        inner = {tid: life.inner_pid + i for i, tid in enumerate(life.threads)} if life.inner_pid != life.pid else {}
 
         def moved(row: dict[str, Any], inner: dict[int, int] = inner) -> dict[str, Any]:
-            row = {**row, "pid": inner[row["pid"]], "tid": inner.get(row["tid"], row["tid"])}
+            row = {**row, "pid": inner.get(row["pid"], row["pid"]), "tid": inner.get(row["tid"], row["tid"])}
             return row | {c: row[c] + ahead for c in ("ts_ns", "enter_ns", "exit_ns", "start_ns", "end_ns") if c in row}
 
         events += [moved(r | {"ts_ns": r["ts_ns"] - 150_000}) for r in run.of_life(life, "allocations")]
@@ -272,19 +302,53 @@ def under_load(calls_per_s: int, seconds: float = 2.0, seed: int = 11) -> dict[s
     return {"enter_ns": enter, "exit_ns": leave, "at_ns": at[order], "cause": cause[order]}
 
 
-def write_torch(path: Path, run: Planted, life: Life) -> Path:
+def write_torch(path: Path, run: Planted, life: Life, *, traced: int | None = None, segments: Segments = ()) -> Path:
     """An import of a snapshot of a process: it names none, its clock is UTC and off by 30 ms, and half of each segment
-    is a block that its pool handed out."""
+    is a block that its pool handed out. The trace has the last ``traced`` allocations; ``segments`` are what the
+    snapshot holds when the process ends."""
     source = Source(0, "torch_snapshot", "snapshot.pickle", "utc")
     ahead = UTC_AHEAD_NS + 30_000_000
-    segments = [row | {"ts_ns": row["ts_ns"] + ahead, "pid": 0, "tid": 0} for row in run.of_life(life, "allocations")]
-    blocks = [row | {"ts_ns": row["ts_ns"] + 1_000, "size_bytes": row["size_bytes"] // 2} for row in segments]
+    own = run.of_life(life, "allocations")
+    own = own[len(own) - (len(own) if traced is None else traced) :]
+    taken = [row | {"ts_ns": row["ts_ns"] + ahead, "pid": 0, "tid": 0} for row in own]
+    blocks = [row | {"ts_ns": row["ts_ns"] + 1_000, "size_bytes": row["size_bytes"] // 2} for row in taken]
     writer = CaptureWriter.create(path, Manifest(sources=[source]))
     device = DEVICE | {"api": "segment_alloc", "python_stack": 1}
-    writer.write("mem_events", table("mem_events", segments, **device))
-    writer.write("mem_events", table("mem_events", blocks, **device | {"kind": "pool_block", "api": "alloc"}))
+    if own:
+        writer.write("mem_events", table("mem_events", taken, **device))
+        writer.write("mem_events", table("mem_events", blocks, **device | {"kind": "pool_block", "api": "alloc"}))
+    if segments:  # two blocks each
+        address, size, kind = (list(column) for column in zip(*(s for s in segments for _ in range(2)), strict=True))
+        halves = [size // 2 for size in size]
+        held = rows(
+            "segments", len(address), segment_addr=address, segment_bytes=size, segment_type=kind, size_bytes=halves,
+            ts_ns=[life.end_ns - 1_000 + ahead] * len(address),
+        )  # fmt: skip
+        writer.write("segments", held)
     writer.write("stacks", rows("stacks", 1, id=[1], frames=[[1, 2]]))
     functions = {"function": ["train", "forward"], "file": ["train.py", "model.py"], "line": [3, 14]}
     writer.write("frames", rows("frames", 2, id=[1, 2], kind=["python"] * 2, **functions))
     writer.finish()
     return path
+
+
+class Opened:
+    """Captures as evidence, open as long as ``stack``."""
+
+    def __init__(self, stack: ExitStack, paths: Sequence[Path]) -> None:
+        captures = [Capture.open(path) for path in paths]
+        self.evidence = [
+            evidence
+            for number, capture in enumerate(captures)
+            for evidence in evidence_of(stack.enter_context(capture.connect()), capture.manifest, number)
+        ]
+
+    def joined(self, options: JoinOptions | None = None) -> Joined:
+        """All of them joined."""
+        return join(self.evidence, options)
+
+
+def outcome(joined: Joined, rule: str, left: str = "", right: str = "") -> Any:
+    """The one outcome of a rule, of sources whose names contain these."""
+    (found,) = [o for o in joined.outcomes if o.rule == rule and left in o.left and right in o.right]
+    return found

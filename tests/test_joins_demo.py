@@ -13,7 +13,8 @@ from recording import LEAKSCOPE, record, sample
 from leakscope.capture import Capture
 from leakscope.correlate.joins.driver import join
 from leakscope.correlate.joins.evidence import evidence_of
-from leakscope.correlate.joins.pair import join_pair, owned
+from leakscope.correlate.joins.joint import owned
+from leakscope.correlate.joins.pair import join_pair
 from leakscope.ingest import import_files
 
 pytestmark = [pytest.mark.bpf, pytest.mark.usefixtures("bpf")]

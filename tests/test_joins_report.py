@@ -202,3 +202,22 @@ def test_a_recording_and_ncu_give_traffic_by_kernel(tmp_path: Path) -> None:
         "profile", f"{count} launches of softmax profiled in report.ncu-rep", "order", 1.0, count, 4096 * count
     )
     assert set(kernels) == {"gemm", "softmax", "reduce"}
+
+
+def test_the_options_of_joins_reach_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from leakscope.correlate.joins.driver import JoinOptions
+    from leakscope.detect import together
+
+    asked: list[JoinOptions] = []
+    join = together.join
+    monkeypatch.setattr(together, "join", lambda evidence, options: (asked.append(options), join(evidence, options))[1])
+    run = p.planted()
+    recording = p.write_recording(tmp_path / "run.lscope", run)
+    report = p.write_nsys(tmp_path / "n.lscope", run, "monotonic", p.LIVES[:1])
+    options = ("--kernel-window-us", 7, "--gpu-window-us", 0.5, "--stack-frames", 2)
+    notes = [
+        [join["reasons"][0].split(";")[0] for join in attributed(recording, report, *more)["joins"] if join["reasons"]]
+        for more in ((), options)
+    ]
+    assert notes == [["±50 µs", "±100 µs"], ["±7 µs", "±0.5 µs", "no call open, none near, no launch near"]]
+    assert asked == [JoinOptions(50_000, 100_000, 3), JoinOptions(7_000, 500, 2)]

@@ -6,8 +6,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from recording import PAGE, Recording, record, sample, shell
+
+from leakscope.correlate.joins.nesting import Intervals, nested_in
 
 pytestmark = [pytest.mark.bpf, pytest.mark.usefixtures("bpf")]
 
@@ -240,6 +243,22 @@ def test_malloc_is_exact_by_site(heap: Recording, function: str) -> None:
     assert heap.rows(f"SELECT DISTINCT functions[-3:] FROM events WHERE {where}", function) == [
         ([function, "allocate_checked", "malloc"],)
     ]
+
+
+def test_maps_nest_in_the_malloc_that_they_back(heap: Recording) -> None:
+    # given each call of malloc's family as the time since the call before it on its thread
+    columns = "SELECT tid, ts_ns, addr::BIGINT FROM mem_events"
+    thread, end, address = np.array(heap.rows(f"{columns} WHERE kind = 'heap' ORDER BY tid, ts_ns")).T
+    start = np.where(np.diff(thread, prepend=-1) == 0, np.roll(end, 1) + 1, 0)
+    # when the maps of documents are searched in them
+    size = -(-(300_000 + 16) // PAGE) * PAGE
+    where = "op = 'alloc' AND kind = 'heap_backing' AND size_bytes = ?"
+    maps = np.array(heap.rows(f"{columns} WHERE {where}", size)).T
+    found = nested_in(Intervals(thread, start, end), maps[0], maps[1])
+    # then each lies in the call whose block is in it, behind malloc's header
+    documents = next(s for s in heap.reports["leak_heap"]["sites"] if s["function"] == "load_document_and_forget")
+    assert len(found) == documents["objects"] and (found >= 0).all()
+    assert (address[found] == maps[2] + 16).all()
 
 
 def test_balanced_malloc_keeps_nothing_and_the_heap_is_not_counted_twice(heap: Recording) -> None:

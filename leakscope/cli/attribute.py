@@ -52,6 +52,9 @@ def attribute(
     gpu_window_us: Annotated[
         float, typer.Option(min=0, metavar="µS", help="The same for a kernel launch, its latency included.")
     ] = 100,
+    stack_frames: Annotated[
+        int, typer.Option(min=1, max=64, metavar="N", help="Innermost frames that must agree where stacks are joined.")
+    ] = 3,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory for sums over events; beyond it they go to disk.")
     ] = DEFAULT_MEMORY,
@@ -70,8 +73,8 @@ def attribute(
         from leakscope.report.chain_graph import write_graph, writer_of
 
         writer_of(chains)  # a wrong suffix is said before the work
-    windows = JoinOptions(round(kernel_window_us * 1000), round(gpu_window_us * 1000))
-    options = Options(layer=layer, pid=pid, warm_up_s=warmup, chains=max(top, 20), joins=windows)
+    how = JoinOptions(round(kernel_window_us * 1000), round(gpu_window_us * 1000), stack_frames)
+    options = Options(layer=layer, pid=pid, warm_up_s=warmup, chains=max(top, 20), joins=how)
     report = _report(evidence, options, memory)
     if chains is not None:
         write_graph(report.chains, chains)

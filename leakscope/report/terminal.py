@@ -6,6 +6,7 @@ Everything that comes from a capture is untrusted text and is printed with its c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from textwrap import wrap
 
 from rich.console import Console
@@ -78,12 +79,16 @@ def _verdict(console: Console, report: Report) -> None:
 def _layers(console: Console, report: Report) -> None:
     if not report.layers:
         return
-    table = _table("layer", ">kept at end", ">objects", ">growth", "95 % interval", ">allocated")
+    of = _capture_names(report)
+    table = _table(
+        "layer", *(["capture"] if of else []), ">kept at end", ">objects", ">growth", "95 % interval", ">allocated"
+    )
     for layer in report.layers:
         growth = layer.growth
         interval = f"{size(growth.ci_low)} … {rate(growth.ci_high)}" if growth else ""
         table.add_row(
             layer.layer,
+            *([printable(of[layer.source])] if of else []),
             size(layer.live_bytes) + (f" ± {size(layer.standard_error_bytes)}" if layer.standard_error_bytes else ""),
             f"{layer.live_objects:,}",
             rate(growth.bytes_per_s) if growth else "",
@@ -94,11 +99,20 @@ def _layers(console: Console, report: Report) -> None:
     console.print(table)
 
 
+def _capture_names(report: Report) -> dict[int, str]:
+    """Number of a capture (LayerTotal.source) → what it is called; empty where there is but one."""
+    captures = [Path(str(i.get("path", ""))).name for i in report.inputs if "limits" not in i]
+    names = dict(enumerate([*captures, *(["imported files"] if len(captures) < len(report.inputs) else [])]))
+    return names if len(names) > 1 else {}
+
+
 def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, Chain], report: Report) -> None:
     assert finding.culprit is not None
     head = Text(f"{number}. {finding.layer}: ", _STYLES[finding.verdict])
     head.append(printable(finding.culprit.frame or "unknown code"), "bold")
     head.append(f"  {finding.kind}, confidence {finding.confidence:.2f}", "dim")
+    if (of := _capture_names(report)) and finding.sites:
+        head.append(f", in {printable(of[int(finding.sites[0].split(':')[0])])}", "dim")
     console.print()
     console.print(head)
     facts = [f"keeps {exact(finding.kept_bytes)} in {counted(finding.kept_objects, 'object')}"]

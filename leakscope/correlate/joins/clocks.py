@@ -20,6 +20,7 @@ SAME_BOOT_NS = 60_000_000_000
 SYSTEM_CLOCK_ERROR_NS = 1_000
 UTC_ERROR_NS = 1_000_000
 """UTC in a report is that of the tool's own conversion: PyTorch derives it from the CPU's cycle counter."""
+NO_START = "it does not say when it began"
 MIN_PAIRS = 3
 AGREE_NS = 1_000_000
 """Differences that agree this well (median absolute deviation) give an offset by themselves."""
@@ -47,7 +48,7 @@ def align(reference: Source, source: Source) -> Alignment:
     if source.clock == "none":
         return Alignment(refused="its rows have no times")
     if source.clock == "relative":
-        return Alignment(refused="it does not say when it began")
+        return Alignment(refused=NO_START)
     if source.clock == "utc":
         return _by_utc(reference)
     if source.boot_id and reference.boot_id:
@@ -99,7 +100,7 @@ def measured(alignment: Alignment, reference_ns: Ints, source_ns: Ints) -> Align
     spread = int(np.median(np.abs(difference - median)))
     enough = len(difference) >= MIN_PAIRS and spread <= AGREE_NS
     result = alignment
-    if alignment.refused and alignment.refused != "it does not say when it began":
+    if alignment.refused and alignment.refused != NO_START:
         return alignment
     if alignment.refused or alignment.error_ns is None:
         if not enough:

@@ -13,13 +13,16 @@ import numpy as np
 import pandas as pd
 
 from leakscope.correlate.joins.evidence import SITE_IDENTITY, Evidence
+from leakscope.correlate.joins.joint import Joint, owned
 from leakscope.correlate.joins.kernel_events import CallTable, Counted, KernelJoin, Rule
 from leakscope.correlate.joins.links import MIN_SHARE, SiteLinks, by_identity
 from leakscope.correlate.joins.nesting import Intervals
 from leakscope.correlate.joins.order import bare_name
-from leakscope.correlate.joins.pair import Joint, join_pair, owned
 from leakscope.correlate.joins.profiles import TRAFFIC, join_profiles
 from leakscope.correlate.joins.ranges import open_ranges, range_paths
+from leakscope.correlate.joins.recordings import choose, relations
+from leakscope.correlate.joins.segments import join_segments
+from leakscope.correlate.joins.stack import TOP_FRAMES
 from leakscope.correlate.joins.timeline import Ints, thread_key
 from leakscope.correlate.joins.window import GPU_WINDOW_NS, KERNEL_WINDOW_NS, beyond_chance, covered_share
 from leakscope.model.results import ChainLink, JoinOutcome, Row
@@ -30,10 +33,11 @@ MAX_RANGE_ERROR_NS = 1_000_000
 
 @dataclass(frozen=True)
 class JoinOptions:
-    """Widths of the windows in ns."""
+    """Widths of the windows in ns; how many of the application's innermost frames the hash of the stack rule takes."""
 
     kernel_window_ns: int = KERNEL_WINDOW_NS
     gpu_window_ns: int = GPU_WINDOW_NS
+    stack_frames: int = TOP_FRAMES
 
 
 @dataclass
@@ -51,18 +55,21 @@ class Joined:
 
 
 def join(evidence: Sequence[Evidence], options: JoinOptions | None = None) -> Joined:
-    """Join all sources. Nothing to join (no recording, or nothing but one) gives an empty result."""
+    """Join all sources. Nothing to join (no recording, or nothing but one) gives an empty result. Recordings are told
+    apart, never joined with each other."""
     options = options or JoinOptions()
     joined = Joined()
     recordings = [e for e in evidence if e.source.kind == "recording"]
     reports = [e for e in evidence if e.source.kind != "recording"]
+    joined.outcomes += relations(recordings)
     if not recordings or not reports:
         return joined
     joints: dict[int, list[Joint]] = {}
     for report in reports:
-        tried = [join_pair(recording, report) for recording in recordings]
-        best = max(range(len(tried)), key=lambda i: (len(tried[i].pairs[0]), len(tried[i].lives)))
-        joints.setdefault(best, []).append(tried[best])
+        chosen = choose(recordings, report)
+        joined.outcomes += [chosen.refused] if chosen.refused else []
+        if chosen.joint:
+            joints.setdefault(chosen.recording, []).append(chosen.joint)
     for number, of_recording in sorted(joints.items()):
         recording = recordings[number]
         links = joined.links.setdefault(recording.capture, SiteLinks())
@@ -70,8 +77,9 @@ def join(evidence: Sequence[Evidence], options: JoinOptions | None = None) -> Jo
             _tell_clock(joined, joint)
             joined.outcomes += joint.outcomes
             _seen_twice(joined, joint, links)
+            _segments(joined, joint, links)
             _ranges(joined, joint, links)
-            _profiles(joined, joint, links)
+            _profiles(joined, joint, links, options.stack_frames)
         _kernel_events(joined, recording, of_recording, links, options)
     return joined
 
@@ -117,6 +125,21 @@ def _seen_twice(joined: Joined, joint: Joint, links: SiteLinks) -> None:
         Row(joint.report.name, "of these seen by the recording (counted once)", common, "bytes"),
         Row(joint.report.name, "unexplained", seen - common, "bytes"),
     ]
+
+
+def _segments(joined: Joined, joint: Joint, links: SiteLinks) -> None:
+    """Segments of a snapshot that are older than its trace, and what it says of reserved memory."""
+    if not len(joint.report.table("segments")):
+        return
+    found, outcomes, rows = join_segments(joint)
+    joined.outcomes += outcomes
+    joined.reconciliation += rows
+    if len(found):
+        ours = joint.recording.table("allocations")
+        chosen = np.zeros(len(ours), bool)
+        chosen[found] = True
+        sites = by_identity(ours, chosen).rename(columns={"share": "confidence"})
+        links.add(sites, place="seen", what="report", name=f"segments in {joint.report.name}", rule="identity")
 
 
 def _frames(joint: Joint, links: SiteLinks) -> None:
@@ -173,11 +196,11 @@ def _ranges(joined: Joined, joint: Joint, links: SiteLinks) -> None:
         links.add(sites.assign(confidence=0.9 * sites["share"]), place="range", what="range", rule="range")
 
 
-def _profiles(joined: Joined, joint: Joint, links: SiteLinks) -> None:
+def _profiles(joined: Joined, joint: Joint, links: SiteLinks, stack_frames: int) -> None:
     profiles = joint.report.table("kernel_profiles")
     if not len(profiles):
         return
-    pairs, outcomes = join_profiles(joint.recording, joint.report)
+    pairs, outcomes = join_profiles(joint.recording, joint.report, stack_frames)
     joined.outcomes += outcomes
     joined.profiles[joint.report.name] = pairs
     if not len(pairs):
@@ -251,7 +274,9 @@ def _confidence(counted: Counted, left: int, pids: list[int], span: tuple[int, i
     spans = Intervals(calls.pid, calls.start_ns, calls.end_ns)
     covered = max((covered_share(spans, pid, *span, rule.window_ns) for pid in pids), default=0.0)
     reached = (counted.matched + counted.ambiguous) / max(1, left)
-    note = f"±{rule.window_ns // 1000} µs; {reached:.0%} of what is left lies near, chance alone explains {covered:.0%}"
+    note = (
+        f"±{rule.window_ns / 1000:g} µs; {reached:.0%} of what is left lies near, chance alone explains {covered:.0%}"
+    )
     return beyond_chance(reached, covered), (note,)
 
 

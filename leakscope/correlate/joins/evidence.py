@@ -31,17 +31,19 @@ _TABLES = {
     "calls": "SELECT id, parent_id, pid, tid, api, enter_ns, exit_ns, result FROM calls",
     "launches": """SELECT id, parent_id, ts_ns, pid, tid, api, kernel, grid, block, result, user_stack, mark_id
                    FROM launches""",
-    "marks": "SELECT id, parent_id, pid, tid, start_ns, end_ns, name FROM marks",
+    "marks": "SELECT id, parent_id, pid, tid, start_ns, end_ns, domain, name FROM marks",
     "kernel_profiles": """SELECT id, pid, tid, api_call_id, created_s, kernel, mangled, grid, block, ranges,
                           user_stack, writable_bytes FROM kernel_profiles""",
-    "segments": """SELECT DISTINCT ts_ns, pid, device, segment_addr AS addr, segment_bytes AS size_bytes
-                   FROM segments""",
+    "segments": """SELECT DISTINCT ts_ns, pid, device, segment_type, segment_addr AS addr,
+                   segment_bytes AS size_bytes FROM segments""",
+    "frees": "SELECT pid, addr, ts_ns, alloc_ts_ns FROM mem_events",
     "processes": "SELECT pid, namespace_pid, start_ns, exit_ns, name FROM processes",
 }
 _ORDER = {
     "calls": "enter_ns, id", "launches": "ts_ns, id", "marks": "start_ns, id", "kernel_profiles": "id",
-    "segments": "addr", "processes": "start_ns, pid",
+    "segments": "addr", "processes": "start_ns, pid", "frees": "ts_ns, addr",
 }  # fmt: skip
+_WHERE = {"frees": "AND op = 'free' AND result = 0 AND layer = 'gpu' AND alloc_ts_ns > 0"}
 
 
 @dataclass
@@ -69,14 +71,12 @@ class Evidence:
         return self.source.name or f"source {self.source.id}"
 
     def table(self, name: str) -> pd.DataFrame:
-        """One of ``allocations`` (device and pinned memory), calls, launches, marks, kernel_profiles, segments,
-        processes; rows in the order of time. Raises MemoryError for one of more than MAX_ROWS rows."""
+        """One of ``allocations`` (device and pinned memory), frees (of device memory), calls, launches, marks,
+        kernel_profiles, segments, processes; rows in the order of time. Raises MemoryError for one of more than
+        MAX_ROWS rows."""
         if name not in self._tables:
-            sql = (
-                _ALLOCATIONS
-                if name == "allocations"
-                else f"{_TABLES[name]} WHERE source_id = ? ORDER BY {_ORDER[name]}"
-            )
+            where = f"source_id = ? {_WHERE.get(name, '')}"
+            sql = _ALLOCATIONS if name == "allocations" else f"{_TABLES[name]} WHERE {where} ORDER BY {_ORDER[name]}"
             found = self.con.execute(f"{sql} LIMIT {MAX_ROWS + 1}", [self.source.id]).df()
             if len(found) > MAX_ROWS:
                 raise MemoryError(f"{self.name}: more than {MAX_ROWS:,} rows of {name}")

@@ -44,9 +44,9 @@ def pair_by_order(
     """Pair the launches and the profiles of one process.
 
     ``launches``, in the order of time, the outermost and successful ones: id, tid, kernel, grid, block (tuples),
-    ranges (names of the open NVTX ranges, outermost first), utc_s (float, NaN where unknown). ``profiles``, in the
-    order of the report: id, tid, kernel, mangled, grid, block, api_call_id, created_s. ``same_namespace``: thread ids
-    of both are of one PID namespace and must be equal.
+    ranges ((domain, name) of the open NVTX ranges, outermost first; '' is the default domain), utc_s (float, NaN where
+    unknown). ``profiles``, in the order of the report: id, tid, kernel, mangled, grid, block, api_call_id, created_s.
+    ``same_namespace``: thread ids of both are of one PID namespace and must be equal.
     """
     if order.status == "refused":
         return Ordered(NONE, order.reason)
@@ -188,7 +188,8 @@ def _matching_kernels(order: LaunchOrder, kernels: pd.Series) -> pd.Series | Non
     return pd.Series(hit.to_numpy(zero_copy_only=False), index=kernels.index)
 
 
-def _range_of(text: str) -> str | None:
-    """``name/`` or ``domain@name/`` → name; None for the other forms of ``--nvtx-include``."""
-    match = re.fullmatch(r"(?:[^@/\[\]*]+@)?([^@/\[\]*]+)/", text)
-    return match[1] if match else None
+def _range_of(text: str) -> tuple[str, str] | None:
+    """``name/`` or ``domain@name/`` → (domain, name); None for the other forms of ``--nvtx-include``: start/end ranges,
+    positions on the stack, several ranges, expressions."""
+    match = re.fullmatch(r"(?:([^@/\[\]*,+]+)@)?([^@/\[\]*,+]+)/", text)
+    return None if match is None or text.startswith("regex:") else (match[1] or "", match[2])

@@ -2,135 +2,71 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from leakscope.correlate.joins.clocks import Alignment, align, measured
+from leakscope.correlate.joins.clocks import align, measured
 from leakscope.correlate.joins.evidence import Evidence
+from leakscope.correlate.joins.fingerprint import (
+    AGREE_NS,
+    FINGERPRINT_CALLS,
+    api_numbers,
+    calls_of_life,
+    calls_of_report,
+    same_calls,
+    same_threads,
+)
 from leakscope.correlate.joins.identity import TOLERANCE_NS, Allocations, same_allocations, seen_once_each
-from leakscope.correlate.joins.processes import Candidate, candidates
-from leakscope.correlate.joins.stack import api_numbers
+from leakscope.correlate.joins.joint import Joint, Sequences, columns, owned
+from leakscope.correlate.joins.lives import find_lives
 from leakscope.correlate.joins.timeline import Ints, combined, thread_key
 from leakscope.model.results import JoinOutcome
-
-
-@dataclass
-class Joint:
-    """What is known of a pair of sources. ``lives``: PID of the report → life in the recording (0: it names none)."""
-
-    recording: Evidence
-    report: Evidence
-    alignment: Alignment = field(default_factory=Alignment)
-    lives: dict[int, Candidate] = field(default_factory=dict)
-    refused_pids: dict[int, str] = field(default_factory=dict)
-    pairs: tuple[Ints, Ints] = field(default_factory=lambda: (np.empty(0, np.int64), np.empty(0, np.int64)))
-    """Rows of the allocations of both that are one."""
-    outcomes: list[JoinOutcome] = field(default_factory=list)
-
-    def on_recordings_clock(self, at_ns: npt.NDArray[np.int64]) -> Ints:
-        """Times of the report as times of the recording."""
-        return at_ns + self.alignment.offset_ns
-
-    def mapped(self, rows: pd.DataFrame) -> tuple[Ints, Ints]:
-        """(pid, tid) of rows of the report as the recording numbers them; tid -1 where it cannot be known: threads of
-        another PID namespace but for the main one."""
-        pid, tid = rows["pid"].to_numpy(np.int64), rows["tid"].to_numpy(np.int64).copy()
-        own = np.full(len(pid), -1, np.int64)
-        for number, life in self.lives.items():
-            here = pid == number
-            own[here] = life.pid
-            if not life.same_namespace:
-                tid[here] = np.where(tid[here] == number, life.pid, -1)
-        tid[own < 0] = -1
-        return own, tid
-
-
-def owned(report: Evidence) -> pd.DataFrame:
-    """The allocations of a report that are the driver's memory: not the blocks that a pool hands out again."""
-    table = report.table("allocations")
-    return table[table["kind"] != "pool_block"].reset_index(drop=True)
 
 
 def join_pair(recording: Evidence, report: Evidence) -> Joint:
     """Find processes, clock and common allocations of a recording and a report."""
     joint = Joint(recording, report, align(recording.source, report.source))
-    _find_lives(joint)
+    find_lives(joint)
     ours, theirs = recording.table("allocations"), owned(report)
     if len(theirs) and len(ours):
-        _join_allocations(joint, ours, theirs)
+        sides = _sides(joint, ours, theirs)
+        once = seen_once_each(sides.left, sides.right)
+        joint.alignment = measured(joint.alignment, sides.left.at_ns[once[0]], sides.right.at_ns[once[1]])
+        _place_by_sequence(joint)
+        _join_allocations(joint, theirs, sides)
+    else:
+        _place_by_sequence(joint)
+    _find_threads(joint, ours, theirs)
     if not joint.alignment.seen_twice or joint.alignment.refined:
         _measure_by_calls(joint)
+    joint.outcomes += [_of_sequences(joint, asked) for _, asked in sorted(joint.sequences.items())]
+    if not joint.outcomes and len(calls := report.table("calls")):
+        reasons = tuple(joint.refused_pids.values())
+        joint.outcomes.append(
+            JoinOutcome("identity", f"calls of {report.name}", f"calls of {recording.name}", 0, 0, len(calls), reasons)
+        )
     return joint
 
 
-def _find_lives(joint: Joint) -> None:
-    """The lives that the report's PIDs mean; several for a PID are told apart by the allocations that both saw."""
-    ours, theirs = joint.recording.table("allocations"), owned(joint.report)
-    known = joint.alignment.error_ns if not joint.alignment.refused else None
-    for pid, (first, last) in _spans(joint.report).items():
-        bounds: tuple[int | None, int | None] = (None, None)
-        if known is not None and last:
-            slack = known + TOLERANCE_NS
-            bounds = (first + joint.alignment.offset_ns - slack, last + joint.alignment.offset_ns + slack)
-        processes = joint.recording.table("processes")
-        if pid:
-            found = candidates(processes, pid, *bounds)
-        else:  # the report does not say whose it is
-            found = [life for own in sorted(ours["pid"].unique()) for life in candidates(processes, int(own), *bounds)]
-        if not found:
-            joint.refused_pids[pid] = f"no process of the recording has PID {pid}" if pid else "no process allocates"
-            continue
-        if len(found) > 1 or not pid:
-            own = _columns(theirs[theirs["pid"] == pid], 0)
-            scores = [len(seen_once_each(_columns(_of_life(ours, life), 0), own)[0]) for life in found]
-            best = int(np.argmax(scores))
-            if not scores[best] or scores.count(scores[best]) > 1:
-                why = "several lives" if pid else "several processes"
-                joint.refused_pids[pid] = f"PID {pid or 'unknown'} may be {why} of the recording ({len(found)})"
-                continue
-            found = [found[best]]
-        joint.lives[pid] = found[0]
+class _Sides(NamedTuple):
+    """Allocations of both, each on its own clock; ``usable``: rows of the report whose process is known."""
+
+    left: Allocations
+    right: Allocations
+    usable: Ints
 
 
-def _spans(report: Evidence) -> dict[int, tuple[int, int]]:
-    """PID → first and last time of its rows in the report; those of profiles have none (0)."""
-    spans: dict[int, tuple[int, int]] = {}
-    columns = {"allocations": "ts_ns", "calls": "enter_ns", "launches": "ts_ns", "marks": "start_ns"}
-    for name, column in columns.items():
-        for pid, first, last in (
-            report.table(name).groupby("pid")[column].agg(["min", "max"]).reset_index().itertuples(index=False)
-        ):
-            before = spans.get(int(pid), (int(first), int(last)))
-            spans[int(pid)] = min(before[0], int(first)), max(before[1], int(last))
-    for name in ("kernel_profiles", "segments"):
-        for pid in report.table(name)["pid"].unique():
-            spans.setdefault(int(pid), (0, 0))
-    return spans
-
-
-def _of_life(rows: pd.DataFrame, life: Candidate) -> pd.DataFrame:
-    return rows[(rows["pid"] == life.pid) & (rows["ts_ns"] >= life.start_ns) & (rows["ts_ns"] <= life.end_ns)]
-
-
-def _columns(rows: pd.DataFrame, process: int | Ints, offset_ns: int = 0) -> Allocations:
-    return Allocations(
-        np.full(len(rows), process) if isinstance(process, int) else process,
-        rows["addr"].to_numpy(np.uint64),
-        rows["size_bytes"].to_numpy(np.int64),
-        rows["ts_ns"].to_numpy(np.int64) + offset_ns,
-    )
-
-
-def _join_allocations(joint: Joint, ours: pd.DataFrame, theirs: pd.DataFrame) -> None:
+def _sides(joint: Joint, ours: pd.DataFrame, theirs: pd.DataFrame) -> _Sides:
     pid, _ = joint.mapped(theirs)
     usable = np.flatnonzero(pid >= 0)
-    left = _columns(ours, ours["pid"].to_numpy(np.int64))._replace(begin_ns=_begins(joint.recording, ours))
-    right = _columns(theirs.iloc[usable], pid[usable])
-    once = seen_once_each(left, right)
-    joint.alignment = measured(joint.alignment, left.at_ns[once[0]], right.at_ns[once[1]])
+    left = columns(ours, ours["pid"].to_numpy(np.int64))._replace(begin_ns=_begins(joint.recording, ours))
+    return _Sides(left, columns(theirs.iloc[usable], pid[usable]), usable)
+
+
+def _join_allocations(joint: Joint, theirs: pd.DataFrame, sides: _Sides) -> None:
+    left, right, usable = sides
     reasons = [f"{why}: {(theirs['pid'] == number).sum():,}" for number, why in joint.refused_pids.items()]
     if joint.alignment.refused:
         why = f"clocks cannot be aligned: {joint.alignment.refused}"
@@ -146,6 +82,86 @@ def _join_allocations(joint: Joint, ours: pd.DataFrame, theirs: pd.DataFrame) ->
     joint.outcomes.append(_outcome(joint, "identity", len(theirs), len(same.left), same.ambiguous, reasons))
     if len(same.left) and not joint.alignment.seen_twice:
         joint.alignment = measured(joint.alignment, left.at_ns[same.left], right.at_ns[same.right])
+
+
+def _sequences(joint: Joint, pid: int) -> Sequences:
+    """What both saw of the API calls of a PID whose process is known, compared once."""
+    asked = joint.sequences.get(pid)
+    if asked is None or asked.agreed is None:
+        calls = calls_of_report(joint.report, pid)
+        asked = joint.sequences.setdefault(pid, Sequences(len(calls.at_ns)))
+        asked.agreed = same_calls(calls_of_life(joint.recording, joint.lives[pid]), calls)
+    return asked
+
+
+def _place_by_sequence(joint: Joint) -> None:
+    """The clock by API calls, where neither the sources nor allocations gave it."""
+    if not joint.unplaced:
+        return
+    for pid in _with_calls(joint):
+        asked = _sequences(joint, pid)
+        assert asked.agreed is not None
+        left, right, *_ = asked.agreed
+        if len(left.at_ns):
+            joint.alignment = measured(joint.alignment, left.at_ns, right.at_ns)
+            asked.told.append("where the report lies on the recording's clock")
+            return
+        asked.refused.append("where the report lies on the recording's clock")
+
+
+def _find_threads(joint: Joint, ours: pd.DataFrame, theirs: pd.DataFrame) -> None:
+    """Threads of other PID namespaces: by allocations that both saw, else by the sequence of their calls."""
+    for pid, life in joint.lives.items():
+        if life.same_namespace:
+            continue
+        left, right = joint.pairs
+        tids = theirs["tid"].to_numpy(np.int64)[right], ours["tid"].to_numpy(np.int64)[left]
+        chosen = (theirs["pid"].to_numpy()[right] == pid) & (tids[0] > 0) & (tids[1] > 0)
+        joint.threads[pid] = same_threads(tids[0][chosen], tids[1][chosen])
+        foreign = calls_of_report(joint.report, pid).thread
+        unknown = np.setdiff1d(foreign[foreign > 0], [pid, *joint.threads[pid]])
+        if len(unknown):
+            _threads_by_sequence(joint, pid, unknown)
+
+
+def _threads_by_sequence(joint: Joint, pid: int, unknown: Ints) -> None:
+    asked = _sequences(joint, pid)
+    assert asked.agreed is not None
+    left, right, apart, *_ = asked.agreed
+    what = f"which thread of the recording {len(unknown):,} of another PID namespace are"
+    aligned = not joint.alignment.refused and joint.alignment.error_ns is not None
+    off = abs(apart - joint.alignment.offset_ns) > (joint.alignment.error_ns or 0) + AGREE_NS
+    if not len(left.at_ns) or (aligned and off):
+        asked.refused.append(what)
+        return
+    known = same_threads(right.thread, left.thread)
+    known = {foreign: own for foreign, own in known.items() if foreign in unknown}
+    joint.threads[pid] |= known
+    asked.told += [f"which thread {len(known):,} of another PID namespace are"] if known else []
+    asked.refused += [what] if not known else []
+
+
+def _with_calls(joint: Joint) -> list[int]:
+    """PIDs of the report with a known process, those with most calls first."""
+    count = joint.report.table("calls")["pid"].value_counts()
+    return [int(pid) for pid in count.index if int(pid) in joint.lives]
+
+
+def _of_sequences(joint: Joint, asked: Sequences) -> JoinOutcome:
+    agreed = asked.agreed
+    matched = len(agreed.left.at_ns) if agreed else 0
+    ambiguous = agreed.ambiguous if agreed else 0
+    reasons = [f"the order of API calls, {FINGERPRINT_CALLS} of a thread, tells {what}" for what in asked.told]
+    reasons += [f"the order of API calls does not tell {what}" for what in asked.refused]
+    if agreed and agreed.rejected:
+        reasons.append(
+            f"sequences that occur once on each side, but too few of them at one distance in time: {agreed.rejected:,}"
+        )
+    sure = matched / (matched + agreed.rejected) if agreed and matched else None
+    return JoinOutcome(
+        "stack", f"calls of {joint.report.name}", f"calls of {joint.recording.name}", matched, ambiguous,
+        asked.calls - matched - ambiguous, tuple(reasons), sure,
+    )  # fmt: skip
 
 
 def _begins(recording: Evidence, rows: pd.DataFrame) -> Ints:

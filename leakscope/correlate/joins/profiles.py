@@ -11,7 +11,7 @@ import pandas as pd
 from leakscope.correlate.joins import order, stack
 from leakscope.correlate.joins.evidence import Evidence
 from leakscope.correlate.joins.processes import Candidate, candidates
-from leakscope.correlate.joins.ranges import range_paths
+from leakscope.correlate.joins.ranges import domain_paths
 from leakscope.model.manifest import Source
 from leakscope.model.results import JoinOutcome
 from nsight_parsers.launch_order import LaunchOrder
@@ -19,7 +19,9 @@ from nsight_parsers.launch_order import LaunchOrder
 TRAFFIC = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 
 
-def join_profiles(recording: Evidence, report: Evidence) -> tuple[pd.DataFrame, list[JoinOutcome]]:
+def join_profiles(
+    recording: Evidence, report: Evidence, stack_frames: int = stack.TOP_FRAMES
+) -> tuple[pd.DataFrame, list[JoinOutcome]]:
     """Pairs of profile_id and launch_id with rule, confidence and ts_ns (the launch's), and what became of the rest.
 
     Pairs by stack join code, not single launches: their ts_ns is 0 and launch_id that of one launch of the group.
@@ -44,7 +46,7 @@ def join_profiles(recording: Evidence, report: Evidence) -> tuple[pd.DataFrame, 
     pairs = pairs.assign(rule="order", ts_ns=times.reindex(pairs["launch_id"]).to_numpy(np.int64))
     rest = profiles[~profiles["id"].isin(pairs["profile_id"])]
     if len(rest) and (rest["user_stack"] > 0).any():
-        by_stack, outcome = _by_stack(recording, report, launches, rest, names)
+        by_stack, outcome = _by_stack(recording, report, launches, rest, names, stack_frames)
         pairs, outcomes = pd.concat([pairs, by_stack]), [*outcomes, outcome]
     return pairs.reset_index(drop=True), outcomes
 
@@ -67,7 +69,7 @@ def outer_launches(recording: Evidence) -> pd.DataFrame:
     inner = recording.table("launches")
     named = inner[(inner["parent_id"] > 0) & (inner["kernel"] != "")].drop_duplicates("parent_id")
     below = named.set_index("parent_id")["kernel"].reindex(table["id"]).fillna("").to_numpy()
-    paths = range_paths(recording.table("marks"), table["mark_id"].unique())
+    paths = domain_paths(recording.table("marks"), table["mark_id"].unique())
     anchors = recording.source.anchors
     ahead = anchors[0].realtime_ns - anchors[0].monotonic_ns if anchors else None
     return table.assign(
@@ -113,12 +115,19 @@ def _of_life(launches: pd.DataFrame, life: Candidate) -> pd.DataFrame:
 
 
 def _by_stack(
-    recording: Evidence, report: Evidence, launches: pd.DataFrame, profiles: pd.DataFrame, names: tuple[str, str]
+    recording: Evidence,
+    report: Evidence,
+    launches: pd.DataFrame,
+    profiles: pd.DataFrame,
+    names: tuple[str, str],
+    stack_frames: int,
 ) -> tuple[pd.DataFrame, JoinOutcome]:
     """Groups of the same top frames (module and function) and the same kernel, where that is known."""
     sides = []
     for evidence, rows in ((report, profiles), (recording, launches)):
-        hash_of = {s: stack.top_hash(frames) for s, frames in evidence.stacks(rows["user_stack"]).items()}
+        hash_of = {
+            s: stack.top_hash(frames, count=stack_frames) for s, frames in evidence.stacks(rows["user_stack"]).items()
+        }
         sides.append({int(i): hash_of.get(int(s), 0) for i, s in zip(rows["id"], rows["user_stack"], strict=True)})
     groups = stack.hash_groups(*sides)
     name_of = launches.set_index("id")["kernel"].to_dict()
@@ -135,5 +144,6 @@ def _by_stack(
                 ambiguous += bool(fits)
     pairs = pd.DataFrame(found, columns=["profile_id", "launch_id"], dtype="int64")
     left_over = len(profiles) - len(pairs) - ambiguous
-    outcome = JoinOutcome("stack", *names, len(pairs), ambiguous, left_over, (), 0.7 if len(pairs) else None)
+    reasons = (f"no launch has these {stack_frames} innermost frames: {left_over:,}",) if left_over else ()
+    outcome = JoinOutcome("stack", *names, len(pairs), ambiguous, left_over, reasons, 0.7 if len(pairs) else None)
     return pairs.assign(confidence=0.7, rule="stack", ts_ns=0), outcome

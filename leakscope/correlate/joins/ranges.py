@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -30,15 +32,23 @@ def open_ranges(marks: pd.DataFrame, thread: Ints, at_ns: Ints) -> Ints:
 
 def range_paths(marks: pd.DataFrame, ids: npt.NDArray[np.int64]) -> dict[int, tuple[str, ...]]:
     """id → names of the range and those around it, outermost first; a range directly in one of its own name once."""
-    index = marks.set_index("id")[["parent_id", "name"]]
-    parent, name = index["parent_id"].to_dict(), index["name"].to_dict()
-    paths: dict[int, tuple[str, ...]] = {}
+    return {
+        number: tuple(name for name, _ in groupby(name for _, name in path))
+        for number, path in domain_paths(marks, ids).items()
+    }
+
+
+def domain_paths(marks: pd.DataFrame, ids: npt.NDArray[np.int64]) -> dict[int, tuple[tuple[str, str], ...]]:
+    """id → (domain, name) of the range and those around it, outermost first."""
+    index = marks.set_index("id")
+    parent = index["parent_id"].to_dict()
+    domain, name = index["domain"].astype(str).to_dict(), index["name"].astype(str).to_dict()
+    paths: dict[int, tuple[tuple[str, str], ...]] = {}
     for number in {int(i) for i in ids} - {0}:
-        names: list[str] = []
+        path: list[tuple[str, str]] = []
         at = number
-        while at in name and len(names) < MAX_DEPTH:
-            if not names or names[-1] != name[at]:
-                names.append(str(name[at]))
+        while at in name and len(path) < MAX_DEPTH:
+            path.append((domain[at], name[at]))
             at = int(parent[at])
-        paths[number] = tuple(reversed(names))
+        paths[number] = tuple(reversed(path))
     return paths
