@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from leakscope.detect.attribution import Options, attribute
 from leakscope.detect.cache import judge_cache
 from leakscope.detect.counters import judge_counters, with_counters
-from leakscope.detect.snapshots import judge_states
 from leakscope.detect.event_files import with_event_files
+from leakscope.detect.snapshots import judge_states
 from leakscope.model.manifest import Manifest
 from leakscope.model.results import VERDICTS, Report, Verdict
 
