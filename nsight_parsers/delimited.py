@@ -45,10 +45,12 @@ def read_csv(path: Path) -> tuple[pa.Table, int]:
             read_options=pyarrow.csv.ReadOptions(use_threads=False, encoding="utf8"),
             parse_options=pyarrow.csv.ParseOptions(invalid_row_handler=skip),
             convert_options=pyarrow.csv.ConvertOptions(
-                column_types={name: pa.string() for name in names}, check_utf8=False, strings_can_be_null=True,
+                column_types={name: pa.string() for name in names},
+                check_utf8=False,
+                strings_can_be_null=True,
                 null_values=[""],
             ),
-        )  # fmt: skip
+        )
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         raise ReportError(f"{path}: no CSV table that can be read: {_line(error)}") from error
     return table.rename_columns([name.strip() for name in table.column_names]), ragged

@@ -61,8 +61,10 @@ def parse_memory_events(path: Path | str, *, progress: Callable[[int, int], None
     report = ParsedReport(
         not_empty({"mem_events": _table(events, stacks), "losses": _losses(int(failed.sum()), failed_bytes)})
         | stacks.interner.tables(),
-        tool="events", clock="relative", limits=list(LIMITS),
-    )  # fmt: skip
+        tool="events",
+        clock="relative",
+        limits=list(LIMITS),
+    )
     frees = (events["op"] == 1).to_numpy()
     reused = int((frees & events["reuse"].to_numpy(bool)).sum())
     unknown = int((frees & (events["alloc_ts_ns"] == 0).to_numpy()).sum())
@@ -144,8 +146,12 @@ def _matched(events: pd.DataFrame) -> pd.DataFrame:
     """Adds alloc_ts_ns, source row and reuse: frees with the size and stack of their allocation, implicit frees."""
     owner = np.where(events["layer"] == 0, -1, events["pid"])
     order = np.lexsort((np.arange(len(events)), events["addr"], owner, events["layer"]))
-    layer, pid, addr, op = (events["layer"].to_numpy()[order], owner[order], events["addr"].to_numpy()[order],
-                            events["op"].to_numpy()[order])  # fmt: skip
+    layer, pid, addr, op = (
+        events["layer"].to_numpy()[order],
+        owner[order],
+        events["addr"].to_numpy()[order],
+        events["op"].to_numpy()[order],
+    )
     same = np.zeros(len(order), bool)
     same[1:] = (layer[1:] == layer[:-1]) & (pid[1:] == pid[:-1]) & (addr[1:] == addr[:-1])
     after_alloc = np.zeros(len(order), bool)
@@ -245,9 +251,13 @@ def _table(events: pd.DataFrame, stacks: _Stacks) -> pa.Table:
 
 def _losses(failed: int, failed_bytes: int) -> pa.Table:
     return build_table(
-        "losses", 1 if failed else 0, probe="events", what="failed_allocation", count=failed,
+        "losses",
+        1 if failed else 0,
+        probe="events",
+        what="failed_allocation",
+        count=failed,
         detail=f"{failed_bytes:,} bytes asked for",
-    )  # fmt: skip
+    )
 
 
 def parse_events_meta(path: Path | str, *, progress: Callable[[int, int], None] | None = None) -> ParsedReport:
@@ -275,10 +285,14 @@ def parse_events_meta(path: Path | str, *, progress: Callable[[int, int], None] 
             at = min(max(0, int(entry.get("from_ns", 0))), (1 << 62))
             rows.append((at, "events_lost", min(max(0, int(entry.get("count", 0))), 1 << 62), f"in {span / 1e9:.3f} s"))
     losses = build_table(
-        "losses", len(rows), ts_ns=np.array([r[0] for r in rows], np.int64), probe="events",
-        what=pa.array([r[1] for r in rows], pa.string()), count=np.array([r[2] for r in rows], np.int64),
+        "losses",
+        len(rows),
+        ts_ns=np.array([r[0] for r in rows], np.int64),
+        probe="events",
+        what=pa.array([r[1] for r in rows], pa.string()),
+        count=np.array([r[2] for r in rows], np.int64),
         detail=pa.array([r[3] for r in rows], pa.string()),
-    )  # fmt: skip
+    )
     report = ParsedReport(not_empty({"losses": losses}), tool="events", clock="none")
     spans = [
         [int(e["from_ns"]), int(e["to_ns"]), int(e.get("count", 0))]

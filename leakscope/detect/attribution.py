@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 MAX_SITES = 1000
 """Sites that a report lists for each capture, those with most kept bytes first."""
 
+EVENTS_ZERO_NS = 1_000_000_000
+"""Time zero of event files of others; recordings begin at their own start."""
 CONTAINER_DEPTH = 4
 """Innermost frames among which the growth of a container is looked for."""
 ONLY_SHOWN = (
@@ -80,6 +82,8 @@ def attribute(
     bounds = source_bounds(con, manifest.sources)
     lives = process_lives(con, bounds)
     starts = dict(zip(bounds["source_id"], bounds["start_ns"], strict=True))
+    other_zero = {s.id for s in manifest.sources if s.kind == "events"}
+    starts = {id_: min(EVENTS_ZERO_NS, start) if id_ in other_zero else start for id_, start in starts.items()}
     lives["source_start_ns"] = lives["source_id"].map(starts)
     held = holdings(con, aggregate(con, lives, options.layer, options.pid), lives)
     sites = merge_sites(held.table)
@@ -254,7 +258,7 @@ def _repaired(sites: pd.DataFrame) -> dict[str, int]:
 def _names(row: pd.Series, stacks: Stacks, in_call: set[tuple[int, int, int]], shared: int = 0) -> Names:
     user, python = stacks[row["user_stack"]], stacks[row["python_stack"]]
     kernel = stacks[row["kernel_stack"]]
-    # Recordings know the kernel function that called the allocator; files of others that have none have no user stacks.
+    # Recordings know the kernel function that called the allocator; files of others have kernel stacks alone.
     frame = culprit(user, python, kernel, shared, kernel_only=not user and not python and not row["call_site"])
     texts = tuple(f.text for f in [*merge(user, python), *kernel])
     identity = (row["kernel_stack"], row["user_stack"], row["python_stack"])

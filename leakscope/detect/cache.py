@@ -68,9 +68,15 @@ def judge_events(events: pd.DataFrame) -> list[Verdict]:
     failed = int((events["op"] == "insert_fail").sum())
     counts = f"{len(live):,} objects are live at the end, {evicted:,} were evicted"
     if failed and not evicted:
-        return [Verdict("inconclusive", "missing_data", confidence=0.5,
-                        reasons=(counts, f"{failed:,} inserts failed although nothing is held"),
-                        missing=("pins and references of the cache's objects",))]  # fmt: skip
+        return [
+            Verdict(
+                "inconclusive",
+                "missing_data",
+                confidence=0.5,
+                reasons=(counts, f"{failed:,} inserts failed although nothing is held"),
+                missing=("pins and references of the cache's objects",),
+            )
+        ]
     return [Verdict("not_leak", "cache_warmup", "host", 0.8, reasons=(counts, "no pin or reference outlives its use"))]
 
 
@@ -136,7 +142,7 @@ def _verdict(stuck: Stuck, events: pd.DataFrame, live: pd.DataFrame, start_ns: i
         return None
     last_stuck = end_ns - stuck.usual_s * 1e9
     part = np.minimum(((kept["ts_ns"] - start_ns) / max(last_stuck - start_ns, 1) * PARTS).astype(int), PARTS - 1)
-    if part.nunique() < MIN_PARTS:
+    if len(np.unique(part)) < MIN_PARTS:
         return None
     total = int(kept["size_bytes"].sum())
     first_ns = int(kept["ts_ns"].min())
@@ -162,7 +168,8 @@ def _verdict(stuck: Stuck, events: pd.DataFrame, live: pd.DataFrame, start_ns: i
         kept_bytes=total,
         kept_objects=len(kept),
         reasons=(
-            f"{len(kept):,} objects ({total:,} bytes of {held:,} live) are {taken} at the end by {owner}, with no later {release}",
+            f"{len(kept):,} objects ({total:,} bytes of {held:,} live) are {taken} at the end by {owner}, "
+            f"with no later {release}",
             f"{stuck.given_up:,} others were given up, nearly all within {stuck.usual_s:,.1f} s",
             *([f"{failed:,} inserts failed"] if failed else []),
         ),

@@ -33,8 +33,8 @@ def counters_of(con: duckdb.DuckDBPyConnection, source: Source) -> list[Counter]
     ).fetchnumpy()
     names = np.asarray(rows["counter"], dtype=object)
     zero = 0 if source.clock == FROM_ZERO else source.start_ns
-    times = (rows["ts_ns"].astype(np.int64) - zero) / 1e9
-    values = rows["value"].astype(np.float64)
+    times = (np.asarray(rows["ts_ns"], dtype=np.int64) - zero) / 1e9
+    values = np.asarray(rows["value"], dtype=np.float64)
     declared = source.facts.get("byte_counters")
     edges = np.flatnonzero(np.r_[True, names[1:] != names[:-1]]) if len(names) else np.empty(0, np.int64)
     return [

@@ -52,8 +52,9 @@ def with_event_files(con: duckdb.DuckDBPyConnection, manifest: Manifest, report:
         )
         report.findings = []
     elif verdict.verdict == "not_leak" and lost >= MIN_LOST_SHARE * (allocated + freed + lost):
-        verdict = _cannot_tell(verdict, "partial_data", f"{lost:,} events were lost, {allocated + freed:,} recorded",
-                               "the lost events")  # fmt: skip
+        verdict = _cannot_tell(
+            verdict, "partial_data", f"{lost:,} events were lost, {allocated + freed:,} recorded", "the lost events"
+        )
     elif verdict.verdict == "not_leak" and verdict.culprit is None:
         verdict = _artefact(report, verdict, str(layer or ""), int(failed), int(reused), int(allocated))
     if verdict.verdict == "leak":
@@ -68,27 +69,38 @@ def with_event_files(con: duckdb.DuckDBPyConnection, manifest: Manifest, report:
 
 
 def _cannot_tell(verdict: Verdict, kind: str, reason: str, missing: str) -> Verdict:
-    return Verdict("inconclusive", kind, confidence=0.5, reasons=(reason,), missing=(missing, *verdict.missing),
-                   smallest_provable_bytes_per_s=verdict.smallest_provable_bytes_per_s)  # fmt: skip
+    return Verdict(
+        "inconclusive",
+        kind,
+        confidence=0.5,
+        reasons=(reason,),
+        missing=(missing, *verdict.missing),
+        smallest_provable_bytes_per_s=verdict.smallest_provable_bytes_per_s,
+    )
 
 
 def _artefact(report: Report, verdict: Verdict, layer: str, failed: int, reused: int, allocated: int) -> Verdict:
     """What would have looked like a leak; else the verdict with its layer."""
     if failed:
         return replace(
-            verdict, kind="tracing_artifact", layer=layer,
+            verdict,
+            kind="tracing_artifact",
+            layer=layer,
             culprit=Culprit(object="failed allocations (address 0 or all ones)"),
             reasons=(f"{failed:,} failed allocations are counted and left out", *verdict.reasons),
-        )  # fmt: skip
+        )
     if reused >= max(MIN_MISSED, MIN_MISSED_SHARE * allocated):
         missed = [s for s in report.sites if s.free_seen_share is not None and s.free_seen_share < 1 - MIN_MISSED_SHARE]
         worst = max(missed, key=lambda s: (1 - (s.free_seen_share or 0.0)) * s.allocated_objects, default=None)
         return replace(
-            verdict, kind="tracing_artifact", layer=worst.layer if worst else layer,
+            verdict,
+            kind="tracing_artifact",
+            layer=worst.layer if worst else layer,
             culprit=Culprit(worst.culprit_frame, tuple(worst.stack)) if worst else None,
             reasons=(
                 f"{reused:,} addresses were handed out again with no free in between: those frees were missed",
-                "once reuse counts as a free nothing accumulates", *verdict.reasons,
+                "once reuse counts as a free nothing accumulates",
+                *verdict.reasons,
             ),
-        )  # fmt: skip
+        )
     return replace(verdict, layer=layer)

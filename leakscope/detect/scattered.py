@@ -87,13 +87,21 @@ def _judged_sum(
     part = table.iloc[rows]
     kind = next((k for k in part["kind"] if k not in NOT_JUDGED), part["kind"].iloc[0])
     one = part.iloc[[0]].assign(
-        holding=0, site=0, kind=kind, stands_for=part["stands_for"].max(), live_bytes=part["live_bytes"].sum(),
-        live_objects=part["live_objects"].sum(), alloc_objects=part["alloc_objects"].sum(),
-    )  # fmt: skip
+        holding=0,
+        site=0,
+        kind=kind,
+        stands_for=part["stands_for"].max(),
+        live_bytes=part["live_bytes"].sum(),
+        live_objects=part["live_objects"].sum(),
+        alloc_objects=part["alloc_objects"].sum(),
+    )
     summed = Holdings(
-        one.reset_index(drop=True), np.zeros(1, np.int64), held.kept_bytes[rows].sum(axis=0, keepdims=True),
-        held.kept_objects[rows].sum(axis=0, keepdims=True), np.full((1, held.kept_bytes.shape[1]), np.nan),
-    )  # fmt: skip
+        one.reset_index(drop=True),
+        np.zeros(1, np.int64),
+        held.kept_bytes[rows].sum(axis=0, keepdims=True),
+        held.kept_objects[rows].sum(axis=0, keepdims=True),
+        np.full((1, held.kept_bytes.shape[1]), np.nan),
+    )
     lost = np.array([hidden[part["site"].to_numpy(np.int64)].sum()])
     verdict: pd.Series = judge(summed, lives, np.ones(1, bool), lost, np.zeros(1, bool), warm_up_s).iloc[0]
     return verdict

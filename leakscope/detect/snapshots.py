@@ -1,7 +1,7 @@
 """Verdicts on evidence without a course: what the memory of a snapshot is, what a pool holds at the end.
 
-A snapshot has no time, so it can prove no leak. It can say that memory is held in free pieces, in a cache, in a captured
-graph's pool, or waits to be freed.
+A snapshot has no time, so it can prove no leak. It can say that memory is held in free pieces, in a cache, or waits
+to be freed.
 """
 
 from __future__ import annotations

@@ -16,10 +16,12 @@ _NOUNS = {
     "kernel_profiles": "profiled kernel",
     "kernel_metrics": "metric",
     "segments": "block",
+    "cache_events": "cache event",
+    "losses": "loss",
     "stacks": "stack",
     "processes": "process",
 }
-_PLURALS = {"launch": "launches", "process": "processes"}
+_PLURALS = {"launch": "launches", "process": "processes", "loss": "losses"}
 _CLOCKS = {
     "monotonic": "times: the target's system clock",
     "utc": "times: UTC",

@@ -43,9 +43,10 @@ class Book:
     def matching(self, pattern: re.Pattern[str], in_bytes: bool | None = None) -> list[str]:
         """Names that ``pattern`` matches in full, those of counters in bytes (or not) where that is asked."""
         return [
-            name for name, counter in self.counters.items()
+            name
+            for name, counter in self.counters.items()
             if pattern.fullmatch(name) and (in_bytes is None or counter.in_bytes == in_bytes)
-        ]  # fmt: skip
+        ]
 
     def work(self) -> list[str]:
         """Running counts of work that moved."""
@@ -137,6 +138,11 @@ def by_work(book: Book, name: str, work: str) -> Trend | None:
     )
     per_second = (done[-1] - max(against.start_s, done[0])) / max(times[-1] - start, 1e-9)
     return replace(
-        against, rate=against.rate * per_second, low=against.low * per_second, high=against.high * per_second,
-        start_s=start, end_s=float(times[-1]), smallest_rate=against.smallest_rate * per_second,
-    )  # fmt: skip
+        against,
+        rate=against.rate * per_second,
+        low=against.low * per_second,
+        high=against.high * per_second,
+        start_s=start,
+        end_s=float(times[-1]),
+        smallest_rate=against.smallest_rate * per_second,
+    )

@@ -53,6 +53,10 @@ TRACKED = re.compile(r"(?P<component>.+)_tracked")
 DRIVER = re.compile(r"(?P<pool>.+)_driver")
 STORE_BYTES = ("used_memory", "used", "memory")
 
+HOST = frozenset({"rss", "rss_anon", "pss", "cgroup", "cgroup_anon", "vss", "heap_inuse", "anon_mmap", "map_count"})
+HOST_TOTALS = ("rss_anon", "cgroup_anon", "pss", "rss")
+"""What a process, or its group, holds in all, the narrowest first; and what goes with it."""
+
 
 @dataclass(frozen=True)
 class Counter:

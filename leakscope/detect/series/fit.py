@@ -156,10 +156,17 @@ def _result(best: _Candidate, u: FloatArray, y: FloatArray, scale: float, gain: 
     name, where = best.start_up
     settled = max(best.step, {"exponential": SETTLED_CONSTANTS * where, "ramp": where}.get(name, 0.0))
     return Fit(
-        slope * scale, error * scale, max(best.hinge, 0.0), name, float(coefficients[1]) * scale,
-        float(coefficients[2]) * scale, float(np.clip(settled, 0.0, 1.0)), float(np.std(rest)) * scale, gain,
+        slope * scale,
+        error * scale,
+        max(best.hinge, 0.0),
+        name,
+        float(coefficients[1]) * scale,
+        float(coefficients[2]) * scale,
+        float(np.clip(settled, 0.0, 1.0)),
+        float(np.std(rest)) * scale,
+        gain,
         design[:, 1:3] @ coefficients[1:3] * scale,
-    )  # fmt: skip
+    )
 
 
 def _rest(design: FloatArray, y: FloatArray) -> FloatArray:

@@ -7,6 +7,7 @@ of windows longer than a cycle; where it does not, the median of shorter windows
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -103,9 +104,7 @@ def floor(t_s: FloatArray, value: FloatArray) -> Floor:
         last = cycles[-1].trough
         open_rise = float(level[-1] - level[last])
         rises = [float(level[cycles[0].peak] - level[: cycles[0].peak + 1].min())]
-        rises += [
-            float(level[after.peak] - level[before.trough]) for before, after in zip(cycles, cycles[1:], strict=False)
-        ]
+        rises += [float(level[after.peak] - level[before.trough]) for before, after in pairwise(cycles)]
         largest = max(rises)
         troughs = np.array([c.trough for c in cycles])
         gaps = np.diff(level_t[troughs])
@@ -118,9 +117,19 @@ def floor(t_s: FloatArray, value: FloatArray) -> Floor:
             points = np.unique(np.r_[first, troughs])
             times, values = level_t[points], level[points]
     return Floor(
-        times, values, tuple(cycles), noise, span, float(np.median(level)), level_t, level, open_rise, largest,
-        diurnal is not None, raw,
-    )  # fmt: skip
+        times,
+        values,
+        tuple(cycles),
+        noise,
+        span,
+        float(np.median(level)),
+        level_t,
+        level,
+        open_rise,
+        largest,
+        diurnal is not None,
+        raw,
+    )
 
 
 def _short_cycles(level_t: FloatArray, level: FloatArray, noise: float) -> float:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from leakscope.detect.series.book import Book
+from leakscope.detect.series.counters import layer_of
 from leakscope.detect.series.trend import Trend
 
 
@@ -29,3 +33,60 @@ class Found:
     explains: frozenset[str] = frozenset()
     per_unit: tuple[str, float] | None = None  # (work counter, bytes a unit)
     general: bool = False  # gives way to any finding that is not
+
+
+def leak(
+    book: Book,
+    kind: str,
+    counter: str,
+    growth: str,
+    trend: Trend,
+    *reasons: str,
+    layer: str = "",
+    object: str = "",
+    slab_cache: str = "",
+    explains: frozenset[str] = frozenset(),
+    general: bool = False,
+) -> Found:
+    """A leak in the words of its rule; what it is a unit of work, in how many lives and cycles is added."""
+    unit = per_unit(book, growth, trend)
+    text = f"{book.shown(counter)} rises to the end: {trend.rate:,.4g} a second" if not reasons else reasons[0]
+    said = [text, *reasons[1:]]
+    if trend.lives > 1:
+        said.append(f"the same in {trend.lives} lives of the process, each judged by itself")
+    if trend.cycles > 2:
+        said.append(f"judged at the floor of {trend.cycles} cycles")
+    if unit:
+        said.append(f"{unit[1]:,.4g} bytes for each of {unit[0]}")
+    return Found(
+        "leak",
+        kind,
+        layer or layer_of(growth or counter),
+        counter,
+        growth,
+        trend,
+        tuple(said),
+        object=object,
+        slab_cache=slab_cache,
+        weight=max(trend.line_rise, 0.0),
+        explains=explains,
+        per_unit=unit,
+        general=general,
+    )
+
+
+def per_unit(book: Book, growth: str, trend: Trend) -> tuple[str, float] | None:
+    """The running count of work that the growth follows best, and bytes for each unit of it."""
+    best: tuple[float, str, float] | None = None
+    for work in book.work():
+        if growth not in book:
+            continue
+        times, done, value = book.pair(work, growth)
+        later = times >= trend.start_s
+        if later.sum() < 8 or np.ptp(done[later]) == 0:
+            continue
+        slope, rest = np.polyfit(done[later], value[later], 1, full=True)[:2]
+        left = float(rest[0]) if len(rest) else 0.0
+        if slope[0] > 0 and (best is None or left < best[0]):
+            best = (left, work, trend.rate * float(times[later][-1] - times[later][0]) / float(np.ptp(done[later])))
+    return (best[1], best[2]) if best else None

@@ -9,9 +9,9 @@ import numpy as np
 
 from leakscope.detect.series.benign import benign
 from leakscope.detect.series.book import Book
-from leakscope.detect.series.counters import Counter, layer_of
+from leakscope.detect.series.counters import HOST_TOTALS, Counter, layer_of
 from leakscope.detect.series.found import Found
-from leakscope.detect.series.leaks import HOST_TOTALS, RULES
+from leakscope.detect.series.leaks import RULES
 from leakscope.detect.series.totals import TOTALS
 from leakscope.detect.series.trend import Course, Trend
 from leakscope.model.results import Culprit, Growth, Verdict
@@ -63,8 +63,18 @@ def judge(counters: Sequence[Counter]) -> Judged:
         ranked.append(gap)
     ranked += explanations
     if not ranked:
-        ranked = [Found("not_leak", "cache_warmup", "", "", _steady(book), book[_steady(book)],
-                        ("no counter rises for good",), general=True)]  # fmt: skip
+        ranked = [
+            Found(
+                "not_leak",
+                "cache_warmup",
+                "",
+                "",
+                _steady(book),
+                book[_steady(book)],
+                ("no counter rises for good",),
+                general=True,
+            )
+        ]
     verdicts = [_verdict(book, f, provable) for f in ranked]
     return Judged(verdicts[0], tuple(verdicts[1:]), not ranked[0].general)
 
@@ -90,22 +100,43 @@ def _too_short(book: Book, span: float, provable: float) -> Found | None:
         else MIN_SPAN_S
     )
     return Found(
-        "inconclusive", "window_too_short", "", "", worst, book[worst],
+        "inconclusive",
+        "window_too_short",
+        "",
+        "",
+        worst,
+        book[worst],
         (f"in {span:,.0f} s only growth of more than {provable:,.0f} bytes a second would have shown",),
         (f"about {longer:,.0f} s of counters, to exclude {MATTERS_BYTES_S * 3600 / 2**20:,.0f} MiB an hour",),
-    )  # fmt: skip
+    )
 
 
 def _gaps(book: Book) -> Found | None:
     name = _steady(book)
     counter = book.counters.get(name)
     if counter is None or len(counter.t_s) < 8:
-        return Found("inconclusive", "missing_data", "", "", name, book[name], ("too few readings to judge",),
-                     ("counters over time: resident memory, device memory",))  # fmt: skip
+        return Found(
+            "inconclusive",
+            "missing_data",
+            "",
+            "",
+            name,
+            book[name],
+            ("too few readings to judge",),
+            ("counters over time: resident memory, device memory",),
+        )
     gaps = np.diff(counter.t_s)
     if gaps.max() > MAX_GAP_SHARE * (counter.t_s[-1] - counter.t_s[0]):
-        return Found("inconclusive", "missing_data", "", "", name, book[name],
-                     (f"no reading for {gaps.max():,.0f} s, more than half of the time",), ("the readings in between",))  # fmt: skip
+        return Found(
+            "inconclusive",
+            "missing_data",
+            "",
+            "",
+            name,
+            book[name],
+            (f"no reading for {gaps.max():,.0f} s, more than half of the time",),
+            ("the readings in between",),
+        )
     return None
 
 
@@ -114,8 +145,17 @@ def _steady(book: Book) -> str:
 
 
 def _as_unclear(found: Found, missing: tuple[str, ...]) -> Found:
-    return Found("inconclusive", "window_too_short", "", found.counter, found.growth, found.trend, found.reasons, missing,
-                 weight=found.weight)  # fmt: skip
+    return Found(
+        "inconclusive",
+        "window_too_short",
+        "",
+        found.counter,
+        found.growth,
+        found.trend,
+        found.reasons,
+        missing,
+        weight=found.weight,
+    )
 
 
 def _verdict(book: Book, found: Found, provable: float) -> Verdict:
@@ -134,9 +174,11 @@ def _verdict(book: Book, found: Found, provable: float) -> Verdict:
     culprit = None
     if found.counter or found.object or found.slab_cache:
         culprit = Culprit(
-            counter=book.shown(found.counter), object=found.object, slab_cache=found.slab_cache,
+            counter=book.shown(found.counter),
+            object=found.object,
+            slab_cache=found.slab_cache,
             slab_caches=(found.slab_cache,) if found.slab_cache else (),
-        )  # fmt: skip
+        )
     return Verdict(
         verdict=found.verdict,
         kind=found.kind,

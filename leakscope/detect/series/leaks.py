@@ -14,12 +14,11 @@ import numpy as np
 
 from leakscope.detect.series import counters as names
 from leakscope.detect.series.book import Book
-from leakscope.detect.series.counters import layer_of, slab_cache_of
-from leakscope.detect.series.found import Found
+from leakscope.detect.series.counters import HOST, HOST_TOTALS, layer_of
+from leakscope.detect.series.found import Found, leak
+from leakscope.detect.series.kernel_leaks import descriptors, pages, slabs
 from leakscope.detect.series.trend import Course, Trend
 
-HOST = frozenset({"rss", "rss_anon", "pss", "cgroup", "cgroup_anon", "vss", "heap_inuse", "anon_mmap", "map_count"})
-HOST_TOTALS = ("rss_anon", "cgroup_anon", "pss", "rss")
 SAME_SHARE = 0.5
 """A part carries the growth of its total from this share of its rate on."""
 FULL_SHARE = 0.9
@@ -29,50 +28,6 @@ STACK_BYTES = (32 << 10, 256 << 20)
 MAX_TEARDOWNS = 2000
 MIN_TEARDOWNS = 3
 STEP_FIT = 0.9
-
-
-def leaks(book: Book) -> list[Found]:
-    """All leaks, narrow ones before wide ones; what an earlier one explains is not found again."""
-    found: list[Found] = []
-    explained: set[str] = set()
-    for rule in RULES:
-        for finding in rule(book, explained):
-            found.append(finding)
-            explained |= finding.explains | {finding.counter, finding.growth}
-    return found
-
-
-def _leak(book: Book, kind: str, counter: str, growth: str, trend: Trend, *reasons: str, **more: object) -> Found:
-    unit = per_unit(book, growth, trend)
-    text = f"{book.shown(counter)} rises to the end: {trend.rate:,.4g} a second" if not reasons else reasons[0]
-    said = [text, *reasons[1:]]
-    if trend.lives > 1:
-        said.append(f"the same in {trend.lives} lives of the process, each judged by itself")
-    if trend.cycles > 2:
-        said.append(f"judged at the floor of {trend.cycles} cycles")
-    if unit:
-        said.append(f"{unit[1]:,.4g} bytes for each of {unit[0]}")
-    fields = {"layer": layer_of(growth or counter), "weight": max(trend.line_rise, 0.0), **more}
-    return Found(
-        "leak", kind, counter=counter, growth=growth, trend=trend, reasons=tuple(said), per_unit=unit, **fields
-    )  # type: ignore[arg-type]
-
-
-def per_unit(book: Book, growth: str, trend: Trend) -> tuple[str, float] | None:
-    """The running count of work that the growth follows best, and bytes for each unit of it."""
-    best: tuple[float, str, float] | None = None
-    for work in book.work():
-        if growth not in book:
-            continue
-        times, done, value = book.pair(work, growth)
-        later = times >= trend.start_s
-        if later.sum() < 8 or np.ptp(done[later]) == 0:
-            continue
-        slope, rest = np.polyfit(done[later], value[later], 1, full=True)[:2]
-        left = float(rest[0]) if len(rest) else 0.0
-        if slope[0] > 0 and (best is None or left < best[0]):
-            best = (left, work, trend.rate * float(times[later][-1] - times[later][0]) / float(np.ptp(done[later])))
-    return (best[1], best[2]) if best else None
 
 
 def pinned_entries(book: Book, explained: set[str]) -> Iterator[Found]:
@@ -90,10 +45,17 @@ def pinned_entries(book: Book, explained: set[str]) -> Iterator[Found]:
                 reasons = [f"{book.shown(name)} rose until the cache was full of pinned entries"]
             if book["rss"].course is Course.FLAT:
                 reasons.append("rss is flat: the cache's memory is allocated in advance")
-            yield _leak(
-                book, "pinned_never_unpinned", name, name, trend, *reasons, object="cache entries pinned, never unpinned",
-                layer="gpu" if name.startswith("gpu") else "host", explains=frozenset({f"{prefix}_used"}),
-            )  # fmt: skip
+            yield leak(
+                book,
+                "pinned_never_unpinned",
+                name,
+                name,
+                trend,
+                *reasons,
+                object="cache entries pinned, never unpinned",
+                layer="gpu" if name.startswith("gpu") else "host",
+                explains=frozenset({f"{prefix}_used"}),
+            )
 
 
 def _until_full(times: np.ndarray, value: np.ndarray, trend: Trend) -> Trend:
@@ -105,9 +67,14 @@ def _until_full(times: np.ndarray, value: np.ndarray, trend: Trend) -> Trend:
     rate = float(value[end] - value[start]) / max(float(times[end] - times[start]), 1e-9)
     error = abs(trend.high - trend.rate) if trend.rising else 0.1 * rate
     return replace(
-        trend, course=Course.RISING, rate=rate, low=rate - error, high=rate + error, start_s=float(times[start]),
+        trend,
+        course=Course.RISING,
+        rate=rate,
+        low=rate - error,
+        high=rate + error,
+        start_s=float(times[start]),
         line_rise=top - low,
-    )  # fmt: skip
+    )
 
 
 def keys_without_ttl(book: Book, explained: set[str]) -> Iterator[Found]:
@@ -122,10 +89,17 @@ def keys_without_ttl(book: Book, explained: set[str]) -> Iterator[Found]:
         trend = book.course(size)
         if size not in book or not trend.rising:
             continue
-        yield _leak(
-            book, "keys_without_ttl", name, size, trend, f"{name} rises to the end, and {book.shown(size)} with it",
-            layer="host", object="keys without expiry", explains=HOST | {size},
-        )  # fmt: skip
+        yield leak(
+            book,
+            "keys_without_ttl",
+            name,
+            size,
+            trend,
+            f"{name} rises to the end, and {book.shown(size)} with it",
+            layer="host",
+            object="keys without expiry",
+            explains=HOST | {size},
+        )
 
 
 def biggest_key(book: Book, explained: set[str]) -> Iterator[Found]:
@@ -133,10 +107,16 @@ def biggest_key(book: Book, explained: set[str]) -> Iterator[Found]:
     for name in book.matching(re.compile(r".*(biggest|largest|max)_key.*|.*key_max.*"), in_bytes=True):
         trend = book.course(name)
         if trend.rising:
-            yield _leak(
-                book, "undrained_container", name, name, trend, f"{book.shown(name)}: one key grows to the end",
-                layer="host", explains=HOST | {n for n in book.names() if n.endswith("_used_memory")},
-            )  # fmt: skip
+            yield leak(
+                book,
+                "undrained_container",
+                name,
+                name,
+                trend,
+                f"{book.shown(name)}: one key grows to the end",
+                layer="host",
+                explains=HOST | {n for n in book.names() if n.endswith("_used_memory")},
+            )
 
 
 def send_queue(book: Book, explained: set[str]) -> Iterator[Found]:
@@ -146,10 +126,16 @@ def send_queue(book: Book, explained: set[str]) -> Iterator[Found]:
         if trend.rising and not names.WORK.fullmatch(name) and name not in explained:
             size = name if book.counters[name].in_bytes else book.rising("heap_inuse", *HOST_TOTALS)
             if size:
-                yield _leak(
-                    book, "unbounded_send_queue", name, size, book.course(size), f"{book.shown(name)} rises to the end",
-                    layer=layer_of(size), explains=HOST | set(book.matching(names.SEND_QUEUE)),
-                )  # fmt: skip
+                yield leak(
+                    book,
+                    "unbounded_send_queue",
+                    name,
+                    size,
+                    book.course(size),
+                    f"{book.shown(name)} rises to the end",
+                    layer=layer_of(size),
+                    explains=HOST | set(book.matching(names.SEND_QUEUE)),
+                )
 
 
 def teardown(book: Book, explained: set[str]) -> Iterator[Found]:
@@ -174,11 +160,16 @@ def teardown(book: Book, explained: set[str]) -> Iterator[Found]:
                 / max(1.0, float(at.value[-1] - np.interp(trend.start_s, at.t_s, at.value)))
             )
             layer = "gpu" if name.startswith("gpu") else "host"
-            finding = _leak(
-                book, "not_destroyed_on_teardown", name, name, trend,
-                f"the floor of {book.shown(name)} rises by {unit:,.4g} bytes with each of {work}", layer=layer,
+            finding = leak(
+                book,
+                "not_destroyed_on_teardown",
+                name,
+                name,
+                trend,
+                f"the floor of {book.shown(name)} rises by {unit:,.4g} bytes with each of {work}",
+                layer=layer,
                 explains=frozenset(n for n in book.names() if layer_of(n) == layer),
-            )  # fmt: skip
+            )
             yield replace(finding, per_unit=(work, unit))
             return
 
@@ -200,68 +191,18 @@ def thread_stacks(book: Book, explained: set[str]) -> Iterator[Found]:
     reasons = [f"vss rises by {unit:,.4g} bytes for each of {created}"]
     if "threads" in book and not book["threads"].rising:
         reasons.append("the number of live threads is flat: threads that ended were never joined")
-    finding = _leak(
-        book, "unjoined_thread_stacks", "vss", "vss", trend, *reasons, layer="host", explains=HOST | {"threads"},
+    finding = leak(
+        book,
+        "unjoined_thread_stacks",
+        "vss",
+        "vss",
+        trend,
+        *reasons,
+        layer="host",
+        explains=HOST | {"threads"},
         object="stacks of threads that ended and were not joined",
-    )  # fmt: skip
+    )
     yield replace(finding, per_unit=(created, unit))
-
-
-def descriptors(book: Book, explained: set[str]) -> Iterator[Found]:
-    """Open files that become ever more."""
-    open_files = [n for n in book.matching(names.DESCRIPTORS) if n not in explained and book.course(n).rising]
-    if not open_files:
-        return
-    slabs = [n for n in ("slab_filp", *HOST_TOTALS, "cgroup") if n in book and book.course(n).rising]
-    name = open_files[0]
-    size = slabs[0] if slabs else name
-    yield _leak(
-        book, "descriptor_leak", name, size, book.course(size), f"{book.shown(name)} rises to the end",
-        layer="kernel" if size.startswith("slab") else "host", slab_cache="filp" if size == "slab_filp" else "",
-        explains=HOST | {n for n in book.names() if re.fullmatch(r"slab_(filp|sock_inode_cache|dentry|inode_cache|.*inode.*|TCP.*|UNIX|eventpoll.*|pid)", n)},
-    )  # fmt: skip
-
-
-def slabs(book: Book, explained: set[str]) -> Iterator[Found]:
-    """Kernel objects of one cache; caches that the kernel empties under pressure are not asked."""
-    deleted_groups = "num_memcg" in book and "num_memcg_live" in book and book["num_memcg"].grew
-    for name in book.matching(
-        re.compile(r"slab_.*|cgroup_slab_unreclaimable|meminfo_sunreclaim|cgroup_kernel"), in_bytes=True
-    ):
-        if names.RECLAIMABLE_SLAB.fullmatch(name) or name in explained or name.endswith("_num"):
-            continue
-        trend = book.course(name)
-        if not trend.rising:
-            continue
-        if deleted_groups and book.correlation(name, "num_memcg") > 0.95:
-            continue
-        cache = slab_cache_of(name)
-        reasons = [f"{cache or name} rises to the end and is not reclaimable"]
-        if not book.rising(*HOST_TOTALS):
-            reasons.append("the process's own memory is flat")
-        elif trend.lives == 1 and len(book.restarted_s):
-            reasons.append("it outlives restarts of the process")
-        yield _leak(book, "kernel_object_per_event", name, name, trend, *reasons, layer="kernel", slab_cache=cache,
-                    explains=frozenset({"cgroup", "cgroup_slab_unreclaimable", "meminfo_sunreclaim", "meminfo_slab", "cgroup_kernel",
-                                        "meminfo_unaccounted"} if cache else {"cgroup", "cgroup_kernel"}))  # fmt: skip
-
-
-def pages(book: Book, explained: set[str]) -> Iterator[Found]:
-    """Kernel memory that no line accounts for, or that vmalloc or drivers took by the page."""
-    for name in (
-        "meminfo_unaccounted",
-        "meminfo_vmallocused",
-        "meminfo_kernelstack",
-        "meminfo_percpu",
-        "meminfo_pagetables",
-    ):
-        if name in explained or not book.course(name).rising:
-            continue
-        if book["num_memcg"].grew and book.correlation(name, "num_memcg") > 0.95:
-            continue
-        yield _leak(book, "pages_outside_slab", name, name, book.course(name),
-                    f"{book.shown(name)} rises to the end, outside of slab and of processes", layer="kernel",
-                    explains=frozenset({"meminfo_unaccounted", "cgroup"}))  # fmt: skip
 
 
 def released_by_the_pool(book: Book, explained: set[str]) -> Iterator[Found]:
@@ -270,9 +211,16 @@ def released_by_the_pool(book: Book, explained: set[str]) -> Iterator[Found]:
         pool = name.removesuffix("_driver")
         own = [n for n in book.names() if n.startswith(f"{pool}_") and n != name and book.counters[n].in_bytes]
         if own and book.course(name).rising and not book.rising(*own):
-            yield _leak(book, "evicted_but_not_released", name, name, book.course(name),
-                        f"{', '.join(map(book.shown, own))} flat while {book.shown(name)} rises", layer=_layer(name),
-                        explains=HOST | {"gpu_used"})  # fmt: skip
+            yield leak(
+                book,
+                "evicted_but_not_released",
+                name,
+                name,
+                book.course(name),
+                f"{', '.join(map(book.shown, own))} flat while {book.shown(name)} rises",
+                layer=_layer(name),
+                explains=HOST | {"gpu_used"},
+            )
     for name in book.matching(names.TRACKED, in_bytes=True):
         total = (
             book.rising("gpu_used")
@@ -280,9 +228,16 @@ def released_by_the_pool(book: Book, explained: set[str]) -> Iterator[Found]:
             else book.rising("pinned_driver", "heap_inuse", "anon_mmap", *HOST_TOTALS)
         )
         if total and total not in explained and not book.course(name).rising:
-            yield _leak(book, "evicted_but_not_released", total, total, book.course(total),
-                        f"{book.shown(name)} is flat while {book.shown(total)} rises: given up, not given back",
-                        layer=_layer(total), explains=HOST)  # fmt: skip
+            yield leak(
+                book,
+                "evicted_but_not_released",
+                total,
+                total,
+                book.course(total),
+                f"{book.shown(name)} is flat while {book.shown(total)} rises: given up, not given back",
+                layer=_layer(total),
+                explains=HOST,
+            )
             return
 
 
@@ -295,13 +250,29 @@ def mappings(book: Book, explained: set[str]) -> Iterator[Found]:
     if "anon_mmap" in explained or not book.course("anon_mmap").rising or book.course("heap_inuse").rising:
         return
     total = book.rising("rss_anon", "rss", "pss", "cgroup_anon") or "anon_mmap"
-    yield _leak(book, "mapping_outside_heap", "anon_mmap", total, book.course(total),
-                "anonymous maps rise to the end" + (" while heap in use is flat" if "heap_inuse" in book else ""),
-                layer="host", explains=HOST)  # fmt: skip
+    yield leak(
+        book,
+        "mapping_outside_heap",
+        "anon_mmap",
+        total,
+        book.course(total),
+        "anonymous maps rise to the end" + (" while heap in use is flat" if "heap_inuse" in book else ""),
+        layer="host",
+        explains=HOST,
+    )
 
 
 RULES: list[Callable[[Book, set[str]], Iterable[Found]]] = [
-    pinned_entries, keys_without_ttl, biggest_key, send_queue, teardown, thread_stacks, descriptors, slabs, pages,
-    released_by_the_pool, mappings,
-]  # fmt: skip
+    pinned_entries,
+    keys_without_ttl,
+    biggest_key,
+    send_queue,
+    teardown,
+    thread_stacks,
+    descriptors,
+    slabs,
+    pages,
+    released_by_the_pool,
+    mappings,
+]
 """The narrow rules; those for totals stand in :mod:`leakscope.detect.series.totals`."""

@@ -52,11 +52,18 @@ def trend_of_lives(t_s: FloatArray, value: FloatArray, restarted_s: FloatArray) 
     rate = float(sum(w * one.rate for w, one in zip(weights, picked, strict=True)))
     error = float(np.sqrt(sum((w * (one.high - one.rate)) ** 2 for w, one in zip(weights, picked, strict=True))))
     return replace(
-        longest, course=Course.RISING, rate=rate, low=rate - error, high=rate + error,
+        longest,
+        course=Course.RISING,
+        rate=rate,
+        low=rate - error,
+        high=rate + error,
         start_s=_start(trends, rate),
-        rise=sum(one.rise for one in picked), line_rise=sum(one.line_rise for one in picked), lives=len(parts),
-        end_s=float(t_s[-1]), smallest_rate=min(one.smallest_rate for one in picked),
-    )  # fmt: skip
+        rise=sum(one.rise for one in picked),
+        line_rise=sum(one.line_rise for one in picked),
+        lives=len(parts),
+        end_s=float(t_s[-1]),
+        smallest_rate=min(one.smallest_rate for one in picked),
+    )
 
 
 def _start(trends: list[Trend], rate: float) -> float:
@@ -88,9 +95,17 @@ def _pooled(trends: list[Trend], spans: FloatArray, end_s: float) -> Trend | Non
     if rate < MIN_T * error or rate * spans.sum() < MIN_EFFECT_SHARE * abs(first.level) or (rates <= 0).any():
         return None
     return replace(
-        first, course=Course.RISING, start_s=_start(trends, rate), rate=rate, low=rate - Z95 * error, high=rate + Z95 * error, lives=len(trends),
-        end_s=end_s, line_rise=rate * float(spans.sum()), smallest_rate=smallest,
-    )  # fmt: skip
+        first,
+        course=Course.RISING,
+        start_s=_start(trends, rate),
+        rate=rate,
+        low=rate - Z95 * error,
+        high=rate + Z95 * error,
+        lives=len(trends),
+        end_s=end_s,
+        line_rise=rate * float(spans.sum()),
+        smallest_rate=smallest,
+    )
 
 
 def _resets(value: FloatArray, edges: npt.NDArray[np.int64]) -> bool:

@@ -8,9 +8,9 @@ import numpy as np
 
 from leakscope.detect.series import counters as names
 from leakscope.detect.series.book import Book
-from leakscope.detect.series.found import Found
-from leakscope.detect.series.leaks import HOST, HOST_TOTALS, SAME_SHARE, _leak
-from leakscope.detect.series.trend import Course
+from leakscope.detect.series.counters import HOST, HOST_TOTALS
+from leakscope.detect.series.found import Found, leak
+from leakscope.detect.series.leaks import SAME_SHARE
 
 SAME_RATE = (0.6, 1.6)
 LOAD_FIT = 0.9
@@ -32,17 +32,19 @@ def host(book: Book, explained: set[str]) -> Iterator[Found]:
         return
     rate = book.course(total).rate
     parts = [
-        n for n in book.names()
-        if book.counters[n].in_bytes and n not in (*HOST_TOTALS, "cgroup", "vss") and "-" not in n.split("_")[0]
-        and not n.startswith(("gpu", "slab", "meminfo", "cgroup_slab", "cgroup_file")) and book.course(n).rising
+        n
+        for n in book.names()
+        if book.counters[n].in_bytes
+        and n not in (*HOST_TOTALS, "cgroup", "vss")
+        and "-" not in n.split("_")[0]
+        and not n.startswith(("gpu", "slab", "meminfo", "cgroup_slab", "cgroup_file"))
+        and book.course(n).rising
         and SAME_RATE[0] * rate <= book.course(n).rate <= SAME_RATE[1] * rate
-    ]  # fmt: skip
+    ]
     parts.sort(key=lambda n: (n in ("heap_inuse", "anon_mmap"), book.course(n).level))
     counter = parts[0] if parts else total
     growth = counter if parts else total
-    yield _leak(
-        book, "retained_growth", counter, growth, book.course(growth), layer="host", explains=HOST, general=True
-    )
+    yield leak(book, "retained_growth", counter, growth, book.course(growth), layer="host", explains=HOST, general=True)
 
 
 def _explained_by_part(book: Book, total: str) -> str:
@@ -97,10 +99,16 @@ def group(book: Book, explained: set[str]) -> Iterator[Found]:
     if any(book[n].grew for n in book.names() if names.RECLAIMABLE_SLAB.fullmatch(n) or names.PAGE_CACHE.fullmatch(n)):
         return
     yield Found(
-        "inconclusive", "missing_data", "", "cgroup", "cgroup", book.course("cgroup"),
+        "inconclusive",
+        "missing_data",
+        "",
+        "cgroup",
+        "cgroup",
+        book.course("cgroup"),
         ("the group's memory rises, that of its processes does not: page cache and kernel memory are in it too",),
-        ("memory.stat of the group: anon, file, slab_reclaimable",), weight=book.course("cgroup").line_rise,
-    )  # fmt: skip
+        ("memory.stat of the group: anon, file, slab_reclaimable",),
+        weight=book.course("cgroup").line_rise,
+    )
 
 
 def device(book: Book, explained: set[str]) -> Iterator[Found]:
@@ -109,26 +117,47 @@ def device(book: Book, explained: set[str]) -> Iterator[Found]:
         return
     for name in ("gpu_allocated", "gpu_pool_used"):
         if book.course(name).rising:
-            yield _leak(book, "retained_growth", name, name, book.course(name),
-                        f"{book.shown(name)}: what is in use rises to the end", layer="gpu",
-                        explains=frozenset({"gpu_used", "gpu_reserved", "gpu_pool_reserved"}), general=True)  # fmt: skip
+            yield leak(
+                book,
+                "retained_growth",
+                name,
+                name,
+                book.course(name),
+                f"{book.shown(name)}: what is in use rises to the end",
+                layer="gpu",
+                explains=frozenset({"gpu_used", "gpu_reserved", "gpu_pool_reserved"}),
+                general=True,
+            )
             return
     if not any(name in book for name in ALLOCATOR_COUNTERS):
         if book.course("gpu_used").rising:
             yield Found(
-                "inconclusive", "missing_allocator_counters", "", "gpu_used", "gpu_used", book.course("gpu_used"),
-                ("device memory rises and does not level off; an allocator's cache or a leak would both look like this",),
+                "inconclusive",
+                "missing_allocator_counters",
+                "",
+                "gpu_used",
+                "gpu_used",
+                book.course("gpu_used"),
+                ("device memory rises and does not level off; a cache of its allocator and a leak look alike",),
                 ("reserved and allocated bytes of the device's allocator, or a memory snapshot",),
                 weight=book.course("gpu_used").line_rise,
-            )  # fmt: skip
+            )
         return
     outside = outside_allocators(book)
     if outside and book.course(outside).rising and book.course("gpu_used").rising:
         trend = book.course("gpu_used")
         own = book.course(outside)
         if own.rate >= SAME_SHARE * trend.rate:
-            yield _leak(book, "retained_growth", "gpu_used", "gpu_used", own,
-                        "device memory outside of the allocators rises to the end", layer="gpu", general=True)  # fmt: skip
+            yield leak(
+                book,
+                "retained_growth",
+                "gpu_used",
+                "gpu_used",
+                own,
+                "device memory outside of the allocators rises to the end",
+                layer="gpu",
+                general=True,
+            )
 
 
 def outside_allocators(book: Book) -> str:
@@ -147,13 +176,17 @@ def address_space(book: Book, explained: set[str]) -> Iterator[Found]:
     if any(book.course(n).rising for n in HOST_TOTALS):
         return
     if book.course("map_count").rising:
-        yield _leak(book, "mapping_outside_heap", "map_count", "vss", book.course("vss"),
-                    "maps become ever more, though nothing touches them", layer="host", explains=HOST, general=True)  # fmt: skip
+        yield leak(
+            book,
+            "mapping_outside_heap",
+            "map_count",
+            "vss",
+            book.course("vss"),
+            "maps become ever more, though nothing touches them",
+            layer="host",
+            explains=HOST,
+            general=True,
+        )
 
 
 TOTALS = [host, group, device, address_space]
-
-
-def levelled(book: Book, name: str) -> bool:
-    """Whether a counter grew and does not any more."""
-    return book.course(name).course in (Course.PLATEAU, Course.RETURNED)

@@ -106,9 +106,15 @@ def trend(t_s: FloatArray, value: FloatArray) -> Trend:
     base = floor(t_s, value)
     total = float(t_s[-1] - t_s[0])
     known = Trend(
-        Course.FLAT, start_s=float(t_s[0]), end_s=float(t_s[-1]), level=base.level, cycles=len(base.cycles),
-        fall=max((c.fall for c in base.cycles), default=0.0), rise=float(base.value[-1] - base.value[0]), floor=base,
-    )  # fmt: skip
+        Course.FLAT,
+        start_s=float(t_s[0]),
+        end_s=float(t_s[-1]),
+        level=base.level,
+        cycles=len(base.cycles),
+        fall=max((c.fall for c in base.cycles), default=0.0),
+        rise=float(base.value[-1] - base.value[0]),
+        floor=base,
+    )
     if base.span == 0 and value.max() == value.min():
         return replace(known, smallest_rate=_effect(base, 0.0) / total)
     if len(base.value) < MIN_FLOOR:
@@ -119,9 +125,13 @@ def trend(t_s: FloatArray, value: FloatArray) -> Trend:
         first = int(np.clip(fitted.settled, 0.25, 0.75) * len(base.t_s))
         rate, error = straight(base.t_s[first:], base.value[first:])
         return replace(
-            known, course=course, rate=rate, low=rate - Z95 * error, high=rate + Z95 * error,
+            known,
+            course=course,
+            rate=rate,
+            low=rate - Z95 * error,
+            high=rate + Z95 * error,
             smallest_rate=max(MIN_T * error, _effect(base, fitted.noise) / total),
-        )  # fmt: skip
+        )
     return _rising(base, fitted, total, known)
 
 
@@ -143,10 +153,15 @@ def _rising(base: Floor, fitted: Fit, total: float, known: Trend) -> Trend:
     if start <= known.start_s + EARLY * total:
         start = known.start_s
     return replace(
-        known, course=Course.RISING, rate=rate, low=rate - Z95 * error, high=rate + Z95 * error, start_s=start,
+        known,
+        course=Course.RISING,
+        rate=rate,
+        low=rate - Z95 * error,
+        high=rate + Z95 * error,
+        start_s=start,
         line_rise=rate * (known.end_s - start),
         smallest_rate=max(MIN_T * error, _effect(base, fitted.noise) / total),
-    )  # fmt: skip
+    )
 
 
 def _rises_before(base: Floor, fitted: Fit, start: float, rate: float) -> bool:
@@ -245,9 +260,14 @@ def _of_troughs(base: Floor, total: float, known: Trend) -> Trend:
     if steady and known.rise >= max(effect, TROUGH_RISE * known.fall):
         slope = theil_sen(t, v)
         return replace(
-            known, course=Course.RISING, rate=slope, low=0.5 * slope, high=1.5 * slope, start_s=float(t[0]),
+            known,
+            course=Course.RISING,
+            rate=slope,
+            low=0.5 * slope,
+            high=1.5 * slope,
+            start_s=float(t[0]),
             line_rise=known.rise,
-        )  # fmt: skip
+        )
     rate = float(v[-1] - v[1]) / max(float(t[-1] - t[1]), 1e-9) if len(v) > 2 else 0.0
     course = Course.RETURNED if known.fall >= _returned(base) else Course.FLAT
     return replace(known, course=course, rate=rate, low=rate, high=rate)
