@@ -49,7 +49,7 @@ def values(kind: pa.DataType) -> st.SearchStrategy[object]:
     if pa.types.is_dictionary(kind) or pa.types.is_string(kind):
         return st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
     if pa.types.is_list(kind):
-        return st.lists(integers(kind.value_type), max_size=4)
+        return st.lists(values(kind.value_type), max_size=4)
     if pa.types.is_floating(kind):
         return st.floats(allow_nan=False)
     return integers(kind)

@@ -100,11 +100,11 @@ def test_damage_to_an_unlisted_part_is_found_without_a_checksum(tmp_path: Path, 
 
 def test_a_table_of_a_later_leakscope_is_named_not_read(tmp_path: Path) -> None:
     path = small_capture(tmp_path / "a.lscope")
-    (path / "cache_events").mkdir()
-    pq.write_table(rows("losses", 1), path / "cache_events" / "part-000001.parquet")
+    (path / "tide_tables").mkdir()
+    pq.write_table(rows("losses", 1), path / "tide_tables" / "part-000001.parquet")
 
     assert Capture.open(path).problems == [
-        "cache_events/part-000001.parquet: left out: this leakscope knows no table 'cache_events'"
+        "tide_tables/part-000001.parquet: left out: this leakscope knows no table 'tide_tables'"
     ]
 
 
