@@ -88,7 +88,7 @@ def _layers(console: Console, report: Report) -> None:
         interval = f"{size(growth.ci_low)} … {rate(growth.ci_high)}" if growth else ""
         table.add_row(
             layer.layer,
-            *([printable(of[layer.source])] if of else []),
+            *([printable(of.get(layer.source, ""))] if of else []),
             size(layer.live_bytes) + (f" ± {size(layer.standard_error_bytes)}" if layer.standard_error_bytes else ""),
             f"{layer.live_objects:,}",
             rate(growth.bytes_per_s) if growth else "",
@@ -111,8 +111,9 @@ def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, 
     head = Text(f"{number}. {finding.layer}: ", _STYLES[finding.verdict])
     head.append(printable(finding.culprit.frame or "unknown code"), "bold")
     head.append(f"  {finding.kind}, confidence {finding.confidence:.2f}", "dim")
-    if (of := _capture_names(report)) and finding.sites:
-        head.append(f", in {printable(of[int(finding.sites[0].split(':')[0])])}", "dim")
+    capture = finding.sites[0].partition(":")[0] if finding.sites else ""
+    if capture.isdigit() and (of := _capture_names(report).get(int(capture))):
+        head.append(f", in {printable(of)}", "dim")
     console.print()
     console.print(head)
     facts = [f"keeps {exact(finding.kept_bytes)} in {counted(finding.kept_objects, 'object')}"]
