@@ -13,6 +13,8 @@ FloatArray = npt.NDArray[np.float64]
 
 RESET_SHARE = 0.3
 """A counter belongs to the process when a restart takes back this share of what it had gained."""
+MIN_T_NONE_RISES = 6.0
+"""The pooled slope against its error where no life rises by itself."""
 MIN_LIFE_RATE = 0.5
 MIN_RISING_SHARE = 0.5
 """Lives in which the counter rises must make up this share of the time in lives long enough to judge."""
@@ -83,16 +85,17 @@ def _pooled(trends: list[Trend], spans: FloatArray, end_s: float) -> Trend | Non
     """
     errors = np.array([(one.high - one.rate) / Z95 for one in trends])
     usable = np.isfinite(errors) & (errors > 0)
-    if usable.sum() < 2 or not any(one.rising for one in trends):
+    if usable.sum() < 2:
         return None
+    needed = MIN_T if any(one.rising for one in trends) else MIN_T_NONE_RISES
     rates = np.array([one.rate for one in trends])[usable]
     weights = 1 / np.maximum(errors[usable], 1e-3 * np.abs(rates).max()) ** 2
     rate, error = float((weights * rates).sum() / weights.sum()), float(1 / np.sqrt(weights.sum()))
     spread = float(np.sqrt((weights * (rates - rate) ** 2).sum() / weights.sum()))
     error = max(error, spread / np.sqrt(len(rates)))
-    first = next(one for one in trends if one.rising)
+    first = next((one for one in trends if one.rising), trends[0])
     smallest = min(one.smallest_rate for one in trends)
-    if rate < MIN_T * error or rate * spans.sum() < MIN_EFFECT_SHARE * abs(first.level) or (rates <= 0).any():
+    if rate < needed * error or rate * spans.sum() < MIN_EFFECT_SHARE * abs(first.level) or (rates <= 0).any():
         return None
     return replace(
         first,

@@ -49,6 +49,8 @@ def host(book: Book, explained: set[str]) -> Iterator[Found]:
 
 def _explained_by_part(book: Book, total: str) -> str:
     """The part that carries the rise of ``total`` although it is no leak: what is left does not rise."""
+    if total == "pss" and "rss" in book and not book.course("rss").rising:
+        return "rss"  # a sum that counts shared pages in every process: what is private now was shared before
     candidates: list[tuple[str, float]] = []
     if "malloc_free_retained" in book and book["malloc_free_retained"].grew:
         candidates.append(("malloc_free_retained", 1.0))

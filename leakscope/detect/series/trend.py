@@ -35,6 +35,8 @@ MAX_BEFORE_LINE = 0.15
 MIN_RETURN_SHARE = 0.05
 MIN_RETURN_NOISE = 8.0
 """Falls by less than this share of the level, or by fewer times the noise, are no memory given back."""
+UNDER_START_UP = 2.0
+"""A line that begins within this many times the start-up's length may have begun under it."""
 EARLY = 0.05
 """A line that begins in this first share of the time began with the first reading."""
 MIN_EARLY_RATE = 0.35
@@ -139,7 +141,7 @@ def _rising(base: Floor, fitted: Fit, total: float, known: Trend) -> Trend:
     span = float(base.t_s[-1] - base.t_s[0])
     rate, error = fitted.slope / span, fitted.error / span
     start = float(base.t_s[0]) + fitted.hinge * span
-    if fitted.start_up == "exponential" and fitted.hinge <= fitted.settled:
+    if fitted.start_up == "exponential" and fitted.hinge <= UNDER_START_UP * fitted.settled:
         start = known.start_s  # under a start-up the beginning of the line cannot be told
     elif (
         fitted.start_up != "exponential"
