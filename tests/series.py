@@ -2,7 +2,8 @@
 
 Every series has a level of 1 to 100 GiB, AR(1) noise of 1 to 5 % of it (phi 0 to 0.98), and some of: start-up
 that saturates, a daily wave of 10 to 30 %, a saw-tooth of 5 to 20 %, one step, restarts, missing stretches. Half of
-them leak from a random start on. ``level_bytes`` bounds keep the rates of 5 to 100 MiB/h above what the noise could hide.
+them leak from a random start on. ``level_bytes`` bounds keep the rates of 5 to 100 MiB/h above what the noise could
+hide.
 """
 
 from __future__ import annotations
