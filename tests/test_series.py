@@ -63,8 +63,8 @@ def test_rate_and_start_of_a_leak_under_start_up() -> None:
     verdict = verdict_of(t, rss_bytes=rss)
 
     assert (verdict.verdict, verdict.kind, verdict.leak_start_s) == ("leak", "retained_growth", 0.0)
-    assert verdict.growth is not None and verdict.growth.bytes_per_s == pytest.approx(40 * MIB_H, rel=0.03)
-    assert verdict.growth.ci_low < 40 * MIB_H < verdict.growth.ci_high
+    assert verdict.growth is not None and verdict.growth.bytes_per_s == pytest.approx(40 * MIB_H, rel=0.02)
+    assert verdict.growth.ci_low < verdict.growth.bytes_per_s < verdict.growth.ci_high
 
 
 def test_a_late_leak_begins_where_it_begins() -> None:

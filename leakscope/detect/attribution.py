@@ -260,7 +260,7 @@ def _names(row: pd.Series, stacks: Stacks, in_call: set[tuple[int, int, int]], s
 
 
 def _names_the_caller(frame: Frame, stack: Sequence[Frame]) -> bool:
-    """Whether the culprit is known: not where it has no name, nor where only the way in has one and the rest is lost."""
+    """Whether the culprit is known: not where it has no name, nor where only the way in has one."""
     if frame.text == Frame("").text:
         return False
     inside = list(stack)[list(stack).index(frame) + 1 :] if frame in stack else []
