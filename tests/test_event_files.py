@@ -102,9 +102,15 @@ def test_losses_beside_events(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["ts_ns,op,addr\n", "ts_ns,op,addr\nx,y,z\n", '{"ts_ns": 1, "op": "alloc", "addr": "0x1", "a": ' + "[" * 60_000, "t_s,rss_bytes\n\0", "t_s,t_s\n1,2\n"],
+    [
+        "ts_ns,op,addr\n",
+        "ts_ns,op,addr\nx,y,z\n",
+        '{"ts_ns": 1, "op": "alloc", "addr": "0x1", "a": ' + "[" * 60_000,
+        "t_s,rss_bytes\n\0",
+        "t_s,t_s\n1,2\n",
+    ],
     ids=["empty", "nonsense", "nested", "zeros", "twice"],
-)  # fmt: skip
+)
 def test_hostile_files_are_refused_in_one_line(tmp_path: Path, content: str) -> None:
     path = tmp_path / "input"
     path.write_text(content)

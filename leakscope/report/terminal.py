@@ -106,8 +106,9 @@ def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, 
     head.append(f"  {finding.kind}, confidence {finding.confidence:.2f}", "dim")
     console.print()
     console.print(head)
-    kept = exact(finding.kept_bytes)
-    facts = [f"keeps {kept} in {counted(finding.kept_objects, 'object')}" if finding.kept_objects else f"gained {kept}"]
+    facts = [f"gained {exact(finding.kept_bytes)}"]
+    if finding.kept_objects:
+        facts = [f"keeps {exact(finding.kept_bytes)} in {counted(finding.kept_objects, 'object')}"]
     sampled = [site for site in report.sites if site.id in finding.sites and site.bytes_sampled]
     if error := sum(site.standard_error_bytes**2 for site in sampled) ** 0.5:
         facts[0] += f" (estimated from a sample by bytes, ± {size(error)})"
