@@ -1,14 +1,14 @@
-"""Generated counters of 72 hours whose truth is known: noise, start-up, days, saw-teeth, steps, restarts, gaps.
+"""Generated counters of 72 hours whose truth is known.
 
-Every series has a level of 1 to 100 GiB, AR(1) noise of 1 to 5 % of it (phi 0 to 0.98), and some of: start-up
-that saturates, a daily wave of 10 to 30 %, a saw-tooth of 5 to 20 %, one step, restarts, missing stretches. Half of
-them leak from a random start on. ``level_bytes`` bounds keep the rates of 5 to 100 MiB/h above what the noise could
-hide.
+Every series has a level of 0.25 to 8 GiB, AR(1) noise of 1 to 5 % of it (phi 0 to 0.98), and some of: start-up that
+saturates, a daily wave of 10 to 30 %, a saw-tooth of 5 to 20 %, one step, restarts, missing stretches. Half of them
+leak 5 to 100 MiB/h from a random start on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +42,6 @@ class Made:
 
 def autoregressive(rng: np.random.Generator, count: int, phi: float, deviation: float) -> FloatArray:
     """AR(1) noise of the given standard deviation."""
-    from itertools import accumulate
-
     shocks = rng.normal(0.0, deviation * np.sqrt(1 - phi**2), count)
     shocks[0] = rng.normal(0.0, deviation)
     return np.array(list(accumulate(shocks, lambda before, shock: phi * before + shock)))

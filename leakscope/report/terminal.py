@@ -50,14 +50,22 @@ def print_report(console: Console, report: Report, top: int = 10) -> None:
 
 def sentence(verdict: Verdict) -> str:
     """The verdict in one sentence."""
-    frame = verdict.culprit.frame if verdict.culprit and verdict.culprit.frame else "unknown code"
+    frame = _culprit(verdict)
     if verdict.verdict == "not_leak" or not verdict.growth:
         return f"{'; '.join(verdict.reasons) or verdict.kind} ({verdict.kind})"
+    if not verdict.kept_objects:  # counters count no objects
+        return f"{frame}: {verdict.layer or 'memory'} grows by {rate(verdict.growth.bytes_per_s)} ({verdict.kind})"
     what = "keeps" if verdict.verdict == "leak" else "may leak: it keeps"
     return (
         f"{frame} {what} {exact(verdict.kept_bytes)} of {verdict.layer} memory in "
         f"{counted(verdict.kept_objects, 'object')}, growing by {rate(verdict.growth.bytes_per_s)} ({verdict.kind})"
     )
+
+
+def _culprit(verdict: Verdict) -> str:
+    """The frame, else the counter or the object that shows the cause."""
+    culprit = verdict.culprit
+    return (culprit and (culprit.frame or culprit.counter or culprit.object)) or "unknown code"
 
 
 def _verdict(console: Console, report: Report) -> None:
@@ -108,15 +116,17 @@ def _capture_names(report: Report) -> dict[int, str]:
 
 def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, Chain], report: Report) -> None:
     assert finding.culprit is not None
-    head = Text(f"{number}. {finding.layer}: ", _STYLES[finding.verdict])
-    head.append(printable(finding.culprit.frame or "unknown code"), "bold")
+    head = Text(f"{number}. {finding.layer or 'memory'}: ", _STYLES[finding.verdict])
+    head.append(printable(_culprit(finding)), "bold")
     head.append(f"  {finding.kind}, confidence {finding.confidence:.2f}", "dim")
     capture = finding.sites[0].partition(":")[0] if finding.sites else ""
     if capture.isdigit() and (of := _capture_names(report).get(int(capture))):
         head.append(f", in {printable(of)}", "dim")
     console.print()
     console.print(head)
-    facts = [f"keeps {exact(finding.kept_bytes)} in {counted(finding.kept_objects, 'object')}"]
+    facts = [f"gained {exact(finding.kept_bytes)}"]
+    if finding.kept_objects:
+        facts = [f"keeps {exact(finding.kept_bytes)} in {counted(finding.kept_objects, 'object')}"]
     sampled = [site for site in report.sites if site.id in finding.sites and site.bytes_sampled]
     if error := sum(site.standard_error_bytes**2 for site in sampled) ** 0.5:
         facts[0] += f" (estimated from a sample by bytes, ± {size(error)})"
@@ -126,7 +136,7 @@ def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, 
     if finding.leak_start_s is not None:
         facts.append(f"since {finding.leak_start_s:.1f} s")
     _indented(console, ", ".join(facts))
-    if finding.verdict != "leak":
+    if finding.verdict != "leak" or not finding.sites:
         _indented(console, "; ".join((*finding.reasons, *(f"missing: {m}" for m in finding.missing))))
     else:  # the second reason is the rate, said above
         _indented(console, "; ".join((*finding.reasons[:1], *finding.reasons[2:])))

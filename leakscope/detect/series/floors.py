@@ -7,7 +7,6 @@ of windows longer than a cycle; where it does not, the median of shorter windows
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,7 @@ CYCLE_SHARE = 0.2
 NOISE_FACTOR = 6.0
 """And by this many times the noise between neighbouring readings."""
 CYCLE_WINDOWS = 1.25
+OPEN_FACTOR = 1.5
 SLOW_KNOTS = 12
 MIN_SHORT_CYCLES = 10
 """From so many on, cycles are shorter than what the slow course follows."""
@@ -47,7 +47,7 @@ class Floor:
     """``t_s`` and ``value``, float64[K]: the floor at K times, up to the last trough where the counter cycles.
 
     ``cycles``: falls by a large share of the range. ``noise``: standard deviation between neighbouring bins.
-    ``open_rise``: rise since the last trough, a tooth that has not ended. ``largest_rise``: of teeth that have ended.
+
     """
 
     t_s: FloatArray
@@ -58,8 +58,6 @@ class Floor:
     level: float
     level_t_s: FloatArray
     level_value: FloatArray
-    open_rise: float = 0.0
-    largest_rise: float = 0.0
     diurnal: bool = False
     raw_value: FloatArray = field(default_factory=lambda: np.empty(0))  # the level with its daily wave
 
@@ -95,17 +93,13 @@ def floor(t_s: FloatArray, value: FloatArray) -> Floor:
     span = float(high - low)
     cycles = _cycles(level, max(CYCLE_SHARE * span, NOISE_FACTOR * noise))
     short = _short_cycles(level_t, level, noise)
-    open_rise = largest = 0.0
+    if cycles and not short and level[-1] - level[cycles[-1].trough] >= OPEN_FACTOR * max(c.fall for c in cycles):
+        cycles = []  # since the last trough it rose far beyond what it ever fell: no tooth of the same saw
     if not cycles and not short:
         times, values = _windows(t_s, smooth, WINDOWS, 50.0)
     elif short:
         times, values = _windows(t_s, smooth, min(int((t_s[-1] - t_s[0]) / (CYCLE_WINDOWS * short)), WINDOWS), 0.0)
     else:
-        last = cycles[-1].trough
-        open_rise = float(level[-1] - level[last])
-        rises = [float(level[cycles[0].peak] - level[: cycles[0].peak + 1].min())]
-        rises += [float(level[after.peak] - level[before.trough]) for before, after in pairwise(cycles)]
-        largest = max(rises)
         troughs = np.array([c.trough for c in cycles])
         gaps = np.diff(level_t[troughs])
         period = float(np.median(gaps)) if len(gaps) else level_t[-1] - level_t[0]
@@ -125,8 +119,6 @@ def floor(t_s: FloatArray, value: FloatArray) -> Floor:
         float(np.median(level)),
         level_t,
         level,
-        open_rise,
-        largest,
         diurnal is not None,
         raw,
     )

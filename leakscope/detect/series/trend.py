@@ -26,7 +26,7 @@ MIN_EFFECT_NOISE = 3.0
 """…and from this many times what is left over when the course is fitted."""
 MIN_T = 4.0
 """The line's slope against its standard error: one-sided p of 3e-5, room for hourly looks over 72 hours."""
-MIN_GAIN = 4.0
+MIN_GAIN = 3.0
 """By how much a course with a line must be better than the best without (Kass and Raftery 1995: positive from 2 on)."""
 MAX_FALL_SHARE = 0.04
 """A counter whose falls stay below this share of its rise rises only, if not evenly."""
