@@ -19,6 +19,7 @@ from leakscope.model.manifest import Manifest, Source
 from leakscope.record.decode.calls import Calls
 from leakscope.record.decode.columns import EventColumns
 from leakscope.record.decode.kernel_objects import KernelObjects
+from leakscope.record.decode.marks import Marks
 from leakscope.record.decode.sites import Sites
 from leakscope.record.kernel.btf import KernelTypes
 from leakscope.record.kernel.objects import SlabCacheOfAddress
@@ -57,6 +58,7 @@ def _sink(attached: probes.Probes, output: Path) -> Iterator[Sink]:
         interner=interner,
         calls=Calls(columns, interner, attached.programs.map("live_ranges"), exits),
         objects=KernelObjects(columns, sites, interner, exits),
+        marks=Marks(0),
     )
     try:
         yield sink
