@@ -1,9 +1,9 @@
-# leakscope: setup build demo test check eval fuzz bench. Every target sets up what it needs.
+# leakscope: setup build demo test test-both check eval fuzz bench. Every target sets up what it needs.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup system-packages samples programs nvtx build demo test check eval fuzz bench gpu-check gpu-bundle clean
+.PHONY: setup system-packages samples programs nvtx build demo test test-both check eval fuzz bench gpu-check gpu-bundle clean
 
 setup: system-packages $(VENV)/.installed
 
@@ -34,6 +34,10 @@ demo: samples nvtx
 
 test: samples programs
 	$(BIN)/python -m pytest
+
+# The same with every recording made under both loaders, which takes about twice as long.
+test-both: samples programs
+	LEAKSCOPE_TEST_LOADER=both $(BIN)/python -m pytest
 
 check: setup
 	$(BIN)/ruff check .

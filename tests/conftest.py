@@ -59,8 +59,8 @@ def core(samples: None) -> None:
 def bpf(request: pytest.FixtureRequest, can_record: None) -> str:
     """Record with real probes, once with each loader: a test that asks for this, or whose fixtures do, runs twice.
 
-    Recordings made through recording.py take the loader from here. LEAKSCOPE_TEST_LOADER=core (or bcc) leaves out the
-    other. A loader that this host lacks is skipped, and fails instead when LEAKSCOPE_REQUIRE_BPF=1 or CI=true.
+    Recordings made through recording.py take the loader from here. LEAKSCOPE_TEST_LOADER is core, bcc or both; without
+    it bcc records in the modules of BOTH_LOADERS alone. A loader that this host lacks is skipped, and fails instead when LEAKSCOPE_REQUIRE_BPF=1 or CI=true.
     """
     from leakscope.errors import NotCapableError
     from leakscope.record.bcc_location import import_bcc
@@ -77,6 +77,10 @@ def bpf(request: pytest.FixtureRequest, can_record: None) -> str:
     return loader
 
 
+def _by_bcc(item: pytest.Item) -> bool:
+    return getattr(item, "callspec", None) is not None and item.callspec.params.get("bpf") == "bcc"
+
+
 @pytest.fixture
 def opened() -> Iterator[Callable[..., Any]]:
     """Opens captures for joins (planted.Opened) until the test ends."""
@@ -86,9 +90,19 @@ def opened() -> Iterator[Callable[..., Any]]:
         yield lambda *paths: Opened(stack, paths)
 
 
+BOTH_LOADERS = {"test_loader", "test_record_kernel", "test_record_maps", "test_record_python"}
+"""Modules whose recordings are made with bcc too in every run: one for each group of probes. bcc compiles for seconds
+at each recording, so the others are left out unless LEAKSCOPE_TEST_LOADER=both (`make test-both`)."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """No test records without saying so: the marker and the fixtures go together."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """No test records without saying so: the marker and the fixtures go together. Leaves out most recordings by bcc."""
+    if not os.environ.get("LEAKSCOPE_TEST_LOADER"):
+        wanted = [item for item in items if not _by_bcc(item) or item.path.stem in BOTH_LOADERS]
+        left_out = [item for item in items if item not in set(wanted)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = wanted
     for item in items:
         names = getattr(item, "fixturenames", ())
         if item.get_closest_marker("bpf") and not {"bpf", "can_record"} & set(names):

@@ -25,8 +25,9 @@ SAMPLES = ROOT / "samples"
 BIN = SAMPLES / "bin"
 LEAKSCOPE = [sys.executable, "-m", "leakscope"]
 PAGE = os.sysconf("SC_PAGE_SIZE")
-LOADERS = [os.environ["LEAKSCOPE_TEST_LOADER"]] if "LEAKSCOPE_TEST_LOADER" in os.environ else ["core", "bcc"]
-"""The loaders with which every test records, one after the other."""
+ONE_LOADER = os.environ.get("LEAKSCOPE_TEST_LOADER", "both")
+LOADERS = [ONE_LOADER] if ONE_LOADER in ("core", "bcc") else ["core", "bcc"]
+"""The loaders with which tests record, one after the other."""
 LOADER = LOADERS[0]
 """The one that is in turn: the fixture `bpf` of conftest.py sets it."""
 
