@@ -60,8 +60,8 @@ def bpf(request: pytest.FixtureRequest, can_record: None) -> str:
     """Record with real probes, once with each loader: a test that asks for this, or whose fixtures do, runs twice.
 
     Recordings made through recording.py take the loader from here. LEAKSCOPE_TEST_LOADER is core, bcc or both; without
-    it bcc records in the modules of BOTH_LOADERS alone. A loader that this host lacks is skipped, and fails instead when
-    LEAKSCOPE_REQUIRE_BPF=1 or CI=true.
+    it bcc records in the modules of BOTH_LOADERS alone. A loader that this host lacks is skipped, and fails instead
+    when LEAKSCOPE_REQUIRE_BPF=1 or CI=true.
     """
     from leakscope.errors import NotCapableError
     from leakscope.record.bcc_location import import_bcc
