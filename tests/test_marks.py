@@ -110,7 +110,7 @@ def paths_of(marks: list[tuple[int, int, str, str]], events: list[tuple[int, int
     fixed = {column: SITE.get(column, 0) for column in IDENTITY} | {"slab_cache": ""}
     frame = pd.DataFrame(
         [
-            {**fixed, "event": e, "mark_id": m, "size_bytes": b, "life": life, "whole": 1, "source_id": 0}
+            {**fixed, "event": e, "mark_id": m, "bytes": b, "objects": 1, "life": life, "source_id": 0}
             for e, m, b, life in events
         ]
     )

@@ -42,11 +42,13 @@ class RangePath(NamedTuple):
 _SITE = ("layer", "kind", "api", "slab_cache", "kernel_stack", "user_stack", "python_stack")
 
 
-def site_ranges(con: duckdb.DuckDBPyConnection, sites: pd.DataFrame, lives: pd.DataFrame) -> dict[int, list[RangePath]]:
+def site_ranges(
+    con: duckdb.DuckDBPyConnection, sites: pd.DataFrame, lives: pd.DataFrame, unit: int = 1
+) -> dict[int, list[RangePath]]:
     """The paths of ranges in which each site allocated, by number of site.
 
     ``sites`` has site and the columns of a site's identity (slab caches folded). Needs the view ``events`` that
-    :func:`leakscope.correlate.aggregate.aggregate` leaves behind. Paths with most kept bytes come first. The start of a
+    :func:`leakscope.correlate.aggregate.aggregate` leaves behind, in which an object counts ``unit``. Paths with most kept bytes come first. The start of a
     range that was not recorded ends a path there.
     """
     if not len(sites) or not con.execute("SELECT 1 FROM marks LIMIT 1").fetchall():
@@ -61,7 +63,7 @@ def site_ranges(con: duckdb.DuckDBPyConnection, sites: pd.DataFrame, lives: pd.D
         WITH marked AS (
             SELECT {identity}, regexp_replace(e.slab_cache, '^kmalloc-rnd-[0-9]+-', 'kmalloc-') AS slab_cache, p.path,
                    count(*) FILTER (e.event = {ALLOC}) AS allocations,
-                   sum(CASE WHEN e.event = {ALLOC} THEN e.objects ELSE -e.objects END)::BIGINT AS objects,
+                   sum(CASE WHEN e.event = {ALLOC} THEN e.objects ELSE -e.objects END)::BIGINT // {unit} AS objects,
                    sum(CASE WHEN e.event = {ALLOC} THEN e.bytes ELSE -e.bytes END)::BIGINT AS bytes
             FROM events e JOIN mark_paths p ON p.source_id = e.source_id AND p.id = e.mark_id
             WHERE e.mark_id > 0

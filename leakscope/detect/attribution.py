@@ -14,6 +14,7 @@ import pandas as pd
 from leakscope.correlate import reconcile
 from leakscope.correlate.aggregate import aggregate, unknown_frees
 from leakscope.correlate.chains import build_chain
+from leakscope.correlate.changes import objects_unit
 from leakscope.correlate.divergence import freeing_sites, shared_with_freeing
 from leakscope.correlate.joins.driver import JoinOptions
 from leakscope.correlate.joins.links import SiteLinks, identity_of, with_kernels, with_links
@@ -138,7 +139,7 @@ def attribute(
         int(row["site"]): _site(row, ids[int(row["site"])], names[int(row["site"])], rates)
         for _, row in listed.iterrows()
     }
-    paths = site_ranges(con, listed, lives)
+    paths = site_ranges(con, listed, lives, objects_unit(con))
     ranges = {s: range_links(reported[s], int(row_of[s]["own_objects"]), paths[s]) for s in paths}
     for number, links in ranges.items():
         reported[number].ranges = tuple(link.name for link in links)
