@@ -159,7 +159,7 @@ def test_live_bytes_agree_with_slabinfo(held: Held, name: str) -> None:
     leaker, kept = held.leakers[name], kept_caches(held, name)
     by_events = sum(size for _, size in kept.values())
     by_slabinfo = sum(leaker.slab_growth[cache] for cache in kept)
-    assert by_events == pytest.approx(by_slabinfo, rel=0.05)
+    assert by_events == pytest.approx(by_slabinfo, rel=0.1)
 
 
 @pytest.mark.parametrize("name", ["sockets", "maps", "queues"])

@@ -48,8 +48,8 @@ def site_ranges(
     """The paths of ranges in which each site allocated, by number of site.
 
     ``sites`` has site and the columns of a site's identity (slab caches folded). Needs the view ``events`` that
-    :func:`leakscope.correlate.aggregate.aggregate` leaves behind, in which an object counts ``unit``. Paths with most kept bytes come first. The start of a
-    range that was not recorded ends a path there.
+    :func:`leakscope.correlate.aggregate.aggregate` leaves behind, in which an object counts ``unit``. Paths with most
+    kept bytes come first. The start of a range that was not recorded ends a path there.
     """
     if not len(sites) or not con.execute("SELECT 1 FROM marks LIMIT 1").fetchall():
         return {}

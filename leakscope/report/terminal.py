@@ -5,6 +5,7 @@ Everything that comes from a capture is untrusted text and is printed with its c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import wrap
@@ -18,6 +19,7 @@ from leakscope.report.imports import import_lines
 from leakscope.report.joins import evidence_of_link, join_lines
 from leakscope.report.text import counted, exact, printable, rate, size
 
+_LONG_PATH = re.compile(r"\((?=[^()]{40})[^()]*/([^()/]+:\d+)\)$")
 _STYLES = {"leak": "bold red", "inconclusive": "bold yellow", "not_leak": "bold green"}
 _WORDS = {"leak": "LEAK", "inconclusive": "INCONCLUSIVE", "not_leak": "NO LEAK"}
 _MAX_FINDINGS = 5
@@ -141,7 +143,7 @@ def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, 
     else:  # the second reason is the rate, said above
         _indented(console, "; ".join((*finding.reasons[:1], *finding.reasons[2:])))
     if chain := chains.get(finding.sites[0] if finding.sites else ""):
-        _indented(console, " → ".join(_name(link) for link in _shortened(chain.links)), "cyan")
+        _indented(console, " → ".join(_name(link) for link in _shortened(chain.links, finding.culprit.frame)), "cyan")
     touches = next((s.touches for s in report.sites if finding.sites and s.id == finding.sites[0]), None)
     if touches:
         _indented(console, _touched(touches))
@@ -172,12 +174,19 @@ def _touched(touches: Touches) -> str:
     return "; ".join(parts) + (" (approximate: not all arguments were seen)" if touches.approximate else "")
 
 
-def _shortened(links: Sequence[ChainLink], frames: int = 3) -> list[ChainLink]:
-    """The chain with only the innermost frames of the application, those without a name left out."""
+def _shortened(links: Sequence[ChainLink], culprit: str = "", frames: int = 3) -> list[ChainLink]:
+    """The chain with few frames: the culprit and those around it, else the innermost; unnamed ones are left out."""
     first = next((i for i, link in enumerate(links) if link.what != "range"), len(links))
     lead = next((i for i, link in enumerate(links) if i >= first and link.what != "frame"), len(links))
     named = [link for link in links[first:lead] if "+0x" not in link.name]
-    return [*links[:first], *named[-frames:], *links[lead:]]
+    at = next((i for i in reversed(range(len(named))) if named[i].name == culprit), len(named) - 1)
+    end = min(len(named), max(at + 2, frames))
+    return [*links[:first], *named[max(0, end - frames) : end], *links[lead:]]
+
+
+def _short_file(name: str) -> str:
+    """``f (…/callproc.c:9)`` for a frame whose file has a long path; JSON has it whole."""
+    return _LONG_PATH.sub(r"(…/\1)", name)
 
 
 def _name(link: ChainLink) -> str:
@@ -189,7 +198,7 @@ def _name(link: ChainLink) -> str:
         return f"range {link.name}"
     if link.what == "launches":
         return f"{'' if link.confidence == 1 else '~'}{link.name} ×{link.count:,}"
-    return f"{link.name}()" if link.what == "call" else link.name
+    return f"{link.name}()" if link.what == "call" else _short_file(link.name)
 
 
 def _sites(console: Console, sites: Sequence[Site], top: int) -> None:
