@@ -16,10 +16,10 @@ cp -L "$(ldconfig -p | sed -n 's/.*libbpf\.so\.1 .*=> //p' | head -n 1)" \
     "$(ldconfig -p | sed -n 's/.*libdw\.so\.1 .*=> //p' | head -n 1)" "$bundle/lib"
 echo "$version" >"$bundle/python-version"
 # What neither recording nor attribution imports; lib*.so.N are what pyarrow links to.
-(cd "$packages" && rm -rf bin ./*/tests ./*/*/tests ./*/include ./*/src pyarrow/*flight* pyarrow/*.pyx pyarrow/*.pxd \
+(cd "$packages" && rm -rf bin ./*/tests ./*/*/tests ./*/include ./*/src pyarrow/*flight* pyarrow/*s3* pyarrow/*gcs* pyarrow/*azure* pyarrow/*orc* pyarrow/*.pyx pyarrow/*.pxd \
     numpy/f2py numpy/_core/lib pandas/plotting duckdb/experimental duckdb/query_graph pygments/lexers/[a-o]* ./*.dist-info/licenses
  find . -name __pycache__ -type d -exec rm -rf {} +)
-tar -C "$packages" -cf - . | xz -T0 -6 >"$bundle/site.tar.xz"
+tar -C "$packages" -cf - . | xz -T1 -6 >"$bundle/site.tar.xz"
 rm -rf "$packages"
 size=$(du -sm "$bundle" | cut -f1)
 echo "$bundle: $size MiB for Python $version"
