@@ -17,7 +17,7 @@ cp -L "$(ldconfig -p | sed -n 's/.*libbpf\.so\.1 .*=> //p' | head -n 1)" \
 echo "$version" >"$bundle/python-version"
 # What neither recording nor attribution imports; lib*.so.N are what pyarrow links to.
 (cd "$packages" && rm -rf bin ./*/tests ./*/*/tests ./*/include ./*/src pyarrow/*flight* pyarrow/*s3* pyarrow/*gcs* pyarrow/*azure* pyarrow/*orc* pyarrow/*.pyx pyarrow/*.pxd \
-    numpy/f2py numpy/_core/lib pandas/plotting duckdb/experimental duckdb/query_graph pygments/lexers/[a-o]* ./*.dist-info/licenses
+    numpy/f2py numpy/_core/lib duckdb/experimental duckdb/query_graph pygments/lexers/[a-o]* ./*.dist-info/licenses
  find . -name __pycache__ -type d -exec rm -rf {} +)
 tar -C "$packages" -cf - . | xz -T1 -6 >"$bundle/site.tar.xz"
 rm -rf "$packages"
