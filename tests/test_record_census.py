@@ -108,10 +108,10 @@ def record_at_once(
 def same(bpf: None, tmp_path_factory: pytest.TempPathFactory) -> Same:
     """Leaks in three layers and in malloc, recorded as a stream and as a census."""
     programs: dict[str, tuple[object, ...]] = {
-        "leak_socketpair": ("--count", SOCKET_PAIRS, "--churn", 1, "--pause-us", 2500),
+        "leak_socketpair": ("--count", SOCKET_PAIRS, "--churn", 1, "--pause-us", 6000),
         "cuda_leak": ("--count", CUDA_OBJECTS, "--churn", 2, "--failing", 3, "--pause-us", 0),
         "leak_mmap": ("--count", MAPPINGS, "--churn", 2, "--pause-us", 4000),
-        "leak_heap": ("--count", RECORDS, "--churn", 1, "--pause-us", 2500),
+        "leak_heap": ("--count", RECORDS, "--churn", 1, "--pause-us", 6000),
     }
     options = ("--stacks", "all", "--malloc")  # sampled stacks are drawn anew in each recording
     place = tmp_path_factory.mktemp("same")
