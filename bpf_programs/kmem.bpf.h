@@ -125,7 +125,7 @@ static inline void describe(void *ctx, struct live_object *object, struct site_s
 	object->caller = 0;
 	object->python_stack = 0;
 	object->pid = current_tgid();
-	object->mark = current_mark();
+	object->mark = CONFIG_MODE == MODE_STREAM ? current_mark() : 0; /* a census has the identity there */
 	object->site = state->id;
 	object->requested_bytes = requested;
 	object->user_stack = -1;

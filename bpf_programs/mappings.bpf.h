@@ -4,6 +4,7 @@
 #pragma once
 #include "marks.bpf.h"
 #include "python.bpf.h"
+#include "ranges.bpf.h"
 #include "unwind.bpf.h"
 
 #define MAP_FIXED_FLAG 0x10
@@ -77,39 +78,6 @@ static inline u64 whole_pages(u64 bytes)
 	return (bytes + CONFIG_PAGE_SIZE - 1) & ~(u64)(CONFIG_PAGE_SIZE - 1);
 }
 
-static inline void send_mapping_end(struct range_key *key, struct live_range *range, u64 now, u8 cause)
-{
-	struct call_record *record = reserve_call();
-
-	if (!record)
-		return;
-	record->enter_ns = now;
-	record->exit_ns = now;
-	record->id = 0;
-	record->parent_id = 0;
-	record->addr = key->addr;
-	record->size_bytes = range->size_bytes;
-	record->requested_bytes = range->requested_bytes;
-	record->alloc_ts_ns = range->ts_ns;
-	record->context = range->context;
-	record->caller = range->caller;
-	record->arg0 = (u32)range->context;
-	record->arg1 = range->context >> 32;
-	record->pid = key->pid;
-	record->tid = (u32)bpf_get_current_pid_tgid();
-	record->user_stack = range->user_stack;
-	record->python_stack = range->python_stack;
-	record->mark = range->mark;
-	record->pad2 = 0;
-	record->result = 0;
-	record->function = range->function;
-	record->cpu = bpf_get_smp_processor_id();
-	record->type = CALL_MAP_FREE;
-	record->flags = 0;
-	record->cause = cause;
-	submit_call(record);
-}
-
 static inline void begin_mapping(struct map_call_in_flight *in, u64 addr, u64 size, u64 requested, u64 flags_prot, u64 now)
 {
 	struct range_key key = {};
@@ -130,7 +98,7 @@ static inline void begin_mapping(struct map_call_in_flight *in, u64 addr, u64 si
 	fresh.function = in->call;
 	old = bpf_map_lookup_elem(&live_ranges, &key);
 	if (old)
-		send_mapping_end(&key, old, now, CAUSE_REUSE);
+		send_range_end(&key, old, now, 0, CALL_MAP_FREE, CAUSE_REUSE);
 	if (bpf_map_update_elem(&live_ranges, &key, &fresh, BPF_ANY))
 		count(COUNT_LIVE_FULL);
 }
@@ -231,7 +199,7 @@ static inline int map_exit(void *ctx)
 			flags_prot = old->context;
 			/* A younger one is another thread's, which was given the address before this call returned. */
 			if (old->size_bytes == old_size && old->ts_ns < in.enter_ns) {
-				send_mapping_end(&old_key, old, values.exit_ns, CAUSE_CALL);
+				send_range_end(&old_key, old, values.exit_ns, 0, CALL_MAP_FREE, CAUSE_CALL);
 				bpf_map_delete_elem(&live_ranges, &old_key);
 				ended = 1;
 			}

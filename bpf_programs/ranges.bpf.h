@@ -41,6 +41,7 @@ static inline u64 current_context(u32 tid)
 	return contexts_of ? contexts_of->current_context : 0;
 }
 
+/* The end of a device or heap object (CALL_FREE) or of a mapping (CALL_MAP_FREE, whose context is flags | prot << 32). */
 static inline void send_range_end(struct range_key *key, struct live_range *range, u64 now, u64 call_id, u8 type, u8 cause)
 {
 	struct call_record *record = reserve_call();
@@ -57,8 +58,8 @@ static inline void send_range_end(struct range_key *key, struct live_range *rang
 	record->alloc_ts_ns = range->ts_ns;
 	record->context = range->context;
 	record->caller = range->caller;
-	record->arg0 = range->call_id;
-	record->arg1 = key->space;
+	record->arg0 = type == CALL_MAP_FREE ? (u32)range->context : range->call_id;
+	record->arg1 = type == CALL_MAP_FREE ? range->context >> 32 : key->space;
 	record->pid = key->pid;
 	record->tid = (u32)bpf_get_current_pid_tgid();
 	record->user_stack = range->user_stack;

@@ -8,11 +8,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 import recording
 from recording import ROOT, build_programs, build_samples
+
+if TYPE_CHECKING:
+    from planted import Planted
 
 REQUIRE_BPF = "LEAKSCOPE_REQUIRE_BPF"
 NOBODY = 65534
@@ -80,6 +84,22 @@ def bpf(request: pytest.FixtureRequest, can_record: None) -> str:
 
 def _by_bcc(item: pytest.Item) -> bool:
     return getattr(item, "callspec", None) is not None and item.callspec.params.get("bpf") == "bcc"
+
+
+@pytest.fixture(scope="module", name="run")
+def planted_run() -> Planted:
+    """The planted run of planted.py."""
+    from planted import planted
+
+    return planted()
+
+
+@pytest.fixture(scope="module", name="recording")
+def planted_recording(run: Planted, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its recording."""
+    from planted import write_recording
+
+    return write_recording(tmp_path_factory.mktemp("planted") / "run.lscope", run)
 
 
 @pytest.fixture

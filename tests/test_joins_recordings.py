@@ -15,11 +15,6 @@ HOUR_NS = 3600 * p.SECOND
 
 
 @pytest.fixture(scope="module")
-def run() -> p.Planted:
-    return p.planted()
-
-
-@pytest.fixture(scope="module")
 def two(run: p.Planted, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Recordings of two hosts, of programs that are alike: PIDs and calls are the same, addresses are not."""
     folder = tmp_path_factory.mktemp("two")

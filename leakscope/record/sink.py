@@ -175,8 +175,9 @@ class Sink:
             self._unwound.resolve(np.concatenate(batch.dumps))
             if not batch.ts_ns:  # ahead of their events, with which the frames are written
                 return
-        for records, images in batch.kernels if self._arguments else ():
-            self._arguments.kernels.follow(records, images)  # type: ignore[union-attr]
+        if self._arguments:
+            for records, images in batch.kernels:
+                self._arguments.kernels.follow(records, images)
         if batch.calls or batch.launches:
             called = np.concatenate(batch.calls) if batch.calls else np.empty(0, CALL_RECORD)
             decoded = self._calls.decode(called)

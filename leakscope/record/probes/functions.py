@@ -159,10 +159,9 @@ def _runtime() -> list[FunctionProbe]:
     launches = _with_stream_twins("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "__cudaLaunchKernel")
     table += _plain(LAUNCH_RUNTIME, lib, *launches, group="launch")
     table += _plain(LAUNCH_CONFIG_RUNTIME, lib, *_with_stream_twins("cudaLaunchKernelExC"), group="launch")
-    always: dict[str, object] = {"success": SUCCESS_ALWAYS, "group": "kernel"}
     table += [
-        FunctionProbe("__cudaRegisterFatBinary", lib, IMAGE_REGISTER, **always),  # type: ignore[arg-type]
-        FunctionProbe("__cudaRegisterFunction", lib, KERNEL_REGISTER, **always),  # type: ignore[arg-type]
+        FunctionProbe(api, lib, role, success=SUCCESS_ALWAYS, group="kernel")
+        for api, role in (("__cudaRegisterFatBinary", IMAGE_REGISTER), ("__cudaRegisterFunction", KERNEL_REGISTER))
     ]
     table += _plain(KERNEL_ALIAS, lib, "cudaGetFuncBySymbol", "cudaGetKernel", "__cudaGetKernel", group="kernel")
     table += _plain(IMAGE_LOAD, lib, "cudaLibraryLoadData", group="kernel")
