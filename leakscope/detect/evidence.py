@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from leakscope.correlate.joins.links import SiteLinks
 from leakscope.detect.attribution import Options, attribute
 from leakscope.detect.cache import judge_cache
+from leakscope.detect.calibrations import calibrations
 from leakscope.detect.counters import judge_counters, with_counters
 from leakscope.detect.event_files import with_event_files
 from leakscope.detect.recorded_verdicts import judge_recorded, with_recorded
@@ -34,6 +35,7 @@ def attribute_evidence(
     report = with_counters(report, judge_counters(con, manifest.sources), options.layer, has_events)
     malloc = any(source.options.get("malloc") for source in manifest.sources if source.kind == "recording")
     report = with_recorded(report, judge_recorded(con, manifest.sources), options.layer, has_events, malloc)
+    report.calibration = calibrations(con, manifest.sources)
     others = [v for source in manifest.sources for v in judge_cache(con, source.id)]
     others += judge_states(con, manifest.sources)
     return _with_others(report, others, options.layer)

@@ -57,6 +57,7 @@ class Readings:
     """All readings of a recording: times in seconds since its zero (rising) and values, by whose they are."""
 
     series: dict[Key, tuple[FloatArray, FloatArray]] = field(default_factory=dict)
+    declared: frozenset[str] | None = None  # names of counters in bytes, where the source says so
 
     def of_scope(self, scope: str) -> dict[str, dict[str, tuple[FloatArray, FloatArray]]]:
         """scope_id → counter → (times, values)."""
@@ -113,11 +114,12 @@ def subjects(readings: Readings, lives: Sequence[Life], *, everyone: bool = Fals
     theirs, others = _groups(readings, totals, grid, everyone=everyone, cgroup=cgroup)
     device, shared_device = _devices(readings, totals, everyone=everyone)
     own = {**totals, **theirs, **device}
+    own |= readings.of_scope("service").get("", {})
     if own:
-        counters = _counters(own)
-        if len(starts := _generations([life for life, _ in processes if life.root])) > 1:
-            at = grid if len(grid) else next(iter(own.values()))[0]
-            counters.append(_process_start(at, starts))
+        counters = _counters(own, readings.declared)
+        begun = generations([life for life, _ in processes if life.root])
+        if len(begun) > 1 and len(grid):
+            counters.append(_process_start(grid, [life.start_s for life in begun]))
         found.append(Subject("service", "the recorded processes", counters))
     found += _single(processes) if len(processes) > 1 else []
     found += [Subject("cgroup", name, _counters(of), True) for name, of in others.items()]
@@ -183,15 +185,15 @@ def _totals(
     return totals
 
 
-def _generations(roots: Sequence[Life]) -> list[float]:
-    """When the recorded processes began, and each time when all of them had ended and others began."""
-    starts: list[float] = []
+def generations(roots: Sequence[Life]) -> list[Life]:
+    """The first process of the recording, and each that began when all before it had ended."""
+    first: list[Life] = []
     until = float("-inf")
     for life in sorted(roots, key=lambda one: one.start_s):
-        if not starts or life.start_s >= until:
-            starts.append(life.start_s)
+        if not first or life.start_s >= until:
+            first.append(life)
         until = max(until, life.end_s)
-    return starts
+    return first
 
 
 def _process_start(at: FloatArray, starts: Sequence[float]) -> Counter:
@@ -295,9 +297,9 @@ def _host_name(name: str) -> str:
     return name.lower().replace("(", "_").replace(")", "")
 
 
-def _counters(of: Mapping[str, tuple[FloatArray, FloatArray]]) -> list[Counter]:
+def _counters(of: Mapping[str, tuple[FloatArray, FloatArray]], declared: frozenset[str] | None = None) -> list[Counter]:
     return [
-        Counter(name, t, v, name not in _GAUGES and counts_bytes(name, None))
+        Counter(name, t, v, name not in _GAUGES and counts_bytes(name, declared))
         for name, (t, v) in sorted(of.items())
         if len(t)
     ]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from leakscope.detect.recorded import Life, Readings, readings_of
 from leakscope.model.manifest import Source
@@ -45,11 +46,13 @@ def recorded_readings(con: duckdb.DuckDBPyConnection, sources: Sequence[Source])
         "SELECT source_id, ts_ns, scope, scope_id, counter, value FROM samples WHERE list_contains(?, source_id)",
         [list(zeros)],
     ).fetchnumpy()
-    rows, texts = {}, {}
+    rows: dict[str, npt.NDArray[np.generic]] = {}
+    texts: dict[str, list[str]] = {}
     for name in ("scope", "scope_id", "counter"):
         found, codes = np.unique(np.asarray(table[name], dtype=object).astype(str), return_inverse=True)
         rows[name], texts[name] = codes, found.tolist()
-    return readings_of(rows | {n: table[n] for n in ("source_id", "ts_ns", "value")}, zeros, texts)
+    rows |= {name: np.asarray(table[name]) for name in ("source_id", "ts_ns", "value")}
+    return readings_of(rows, zeros, texts)
 
 
 def recorded_lives(con: duckdb.DuckDBPyConnection, sources: Sequence[Source]) -> list[Life]:

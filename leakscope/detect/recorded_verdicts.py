@@ -114,7 +114,8 @@ def ranked(found: Sequence[OfSubject]) -> list[Verdict]:
     told: set[str] = set()
     if service is not None:
         for verdict in (service.judged.verdict, *service.judged.findings):
-            told.add(verdict.kind) if verdict.verdict == "leak" else None
+            if verdict.verdict == "leak":
+                told.add(verdict.kind)
             leading.append(_with_main_process(verdict, processes))
     others: list[Verdict] = []
     for one in processes:
@@ -137,9 +138,10 @@ def _with_main_process(verdict: Verdict, processes: Sequence[OfSubject]) -> Verd
         return verdict
     for one in processes:
         for of_one in (one.judged.verdict, *one.judged.findings):
-            if of_one.kind == verdict.kind and of_one.growth and of_one.growth.counter == verdict.growth.counter:
-                if of_one.growth.bytes_per_s >= MAIN_SHARE * verdict.growth.bytes_per_s:
-                    return _named(verdict, one.subject)
+            growth = of_one.growth
+            same = of_one.kind == verdict.kind and growth and growth.counter == verdict.growth.counter
+            if same and growth and growth.bytes_per_s >= MAIN_SHARE * verdict.growth.bytes_per_s:
+                return _named(verdict, one.subject)
     return verdict
 
 

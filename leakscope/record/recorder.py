@@ -221,6 +221,7 @@ class Recorder:
                 "launch_args": options.launch_args if options.launches else 0,
                 "malloc": options.malloc,
                 "interval_s": options.interval_s,
+                "steady": options.steady,
                 "flush_s": options.flush_s,
                 "ring_bytes": options.ring_bytes,
                 "live_entries": options.live_entries,

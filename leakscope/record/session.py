@@ -41,10 +41,10 @@ from leakscope.record.samplers import SamplerSet
 from leakscope.record.samplers.rss_peaks import rss_peaks
 from leakscope.record.side_band import SideBand
 from leakscope.record.sink import Batch, Sink
+from leakscope.record.successors import Successors
 from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.symbols.kernel import KernelSymbols
-from leakscope.record.successors import Successors
 from leakscope.record.symbols.lines import Lines, allow_many_files, segments_of
 from leakscope.record.unwind.stacks import UnwoundStacks, unwind_losses
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ class Identity:
         try:
             arguments = tuple((place / "cmdline").read_bytes().rstrip(b"\0").split(b"\0"))
             name = (place / "comm").read_text(errors="replace").strip()
-            executable = os.readlink(place / "exe").removesuffix(" (deleted)")
+            executable = str((place / "exe").readlink()).removesuffix(" (deleted)")
         except OSError:
             return None
         return cls(executable, arguments, name) if arguments != (b"",) else None

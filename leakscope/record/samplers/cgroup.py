@@ -195,8 +195,8 @@ class CgroupSampler:
                 yield Reading("cgroup", group.path, counter, value)
 
     def facts(self) -> dict[str, Any]:
-        """``cgroup_versions`` mounted, the hierarchy with the memory controller (or null), and where it is absent one line
-        that says so: ``cgroup_memory_absent``."""
+        """``cgroup_versions`` mounted, the hierarchy with the memory controller (or null), and where it is absent
+        ``cgroup_memory_absent``, one line that says so."""
         hierarchy, versions = self._hierarchy, cgroup_versions(self._proc_root)
         facts: dict[str, Any] = {
             "cgroup_versions": versions,
