@@ -26,6 +26,8 @@ OWN_SHARE = (0.8, 1.25)
 """A group whose anonymous memory is that of the recorded processes, within this share, is theirs alone."""
 MIN_HOST_GAIN_BYTES = 1 << 20
 """Host-wide counters that gained less are not judged: there are some 300 of them, and most never move."""
+SILENT_READINGS = 3.0
+"""A process that was not read for so many intervals while others were has ended."""
 _NOT_SUMMED = ("_peak",)  # running maxima: they rise by construction
 _GAUGES = frozenset({"threads", "fds"})
 
@@ -107,7 +109,7 @@ def subjects(readings: Readings, lives: Sequence[Life], *, everyone: bool = Fals
     :param everyone: the whole host was recorded, so nobody else is counted in its figures.
     :param cgroup: the group that was recorded ('' for none), as its path ends.
     """
-    processes = [(life, of) for life, of in _of_lives(readings, lives) if of]
+    processes = [(life, of) for life, of in _of_lives(readings, settled(readings, lives)) if of]
     found: list[Subject] = []
     grid = _grid(processes)
     totals = _totals(processes, grid) if len(grid) else {}
@@ -129,6 +131,35 @@ def subjects(readings: Readings, lives: Sequence[Life], *, everyone: bool = Fals
     return found
 
 
+def settled(readings: Readings, lives: Sequence[Life]) -> list[Life]:
+    """The processes with ends and starts that their recorder could not tell, as it was killed or began later: from the
+    first reading of each to its last, where others were read before or after."""
+    spans = {scope_id: _span(of) for scope_id, of in readings.of_scope("process").items()}
+    times = np.unique(
+        np.concatenate([t for (scope, *_), (t, _) in readings.series.items() if scope == "process"] or [[]])
+    )
+    if len(times) < 2:
+        return list(lives)
+    silence = SILENT_READINGS * float(np.median(np.diff(times)))
+    last_of = {life.pid: life for life in sorted(lives, key=lambda one: one.start_s)}
+    made = []
+    for life in lives:
+        span = spans.get(str(life.pid))
+        if span is not None:
+            start, end = life.start_s, life.end_s
+            if end == float("inf") and last_of[life.pid] is life and span[1] + silence < times[-1]:
+                end = span[1]
+            if start == float("-inf") and times[0] < span[0]:
+                start = span[0]
+            life = Life(life.pid, life.name, start, end, life.root)
+        made.append(life)
+    return made
+
+
+def _span(counters: Mapping[str, tuple[FloatArray, FloatArray]]) -> tuple[float, float]:
+    return min(float(t[0]) for t, _ in counters.values()), max(float(t[-1]) for t, _ in counters.values())
+
+
 def _of_lives(
     readings: Readings, lives: Sequence[Life]
 ) -> Iterator[tuple[Life, dict[str, tuple[FloatArray, FloatArray]]]]:
@@ -138,7 +169,7 @@ def _of_lives(
         by_pid.setdefault(life.pid, []).append(life)
     for scope_id, counters in readings.of_scope("process").items():
         pid = int(scope_id) if scope_id.isdigit() else -1
-        known = by_pid.get(pid, [Life(pid)])
+        known = by_pid.get(pid, [Life(pid, root=False)])
         bounds = [life.start_s for life in known[1:]]
         for number, life in enumerate(known):
             low = bounds[number - 1] if number else float("-inf")

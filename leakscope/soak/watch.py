@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from leakscope.detect.forecast import forecast
 from leakscope.detect.looks import Interim, Looks, judge_interim
-from leakscope.detect.recorded import Key, Life, Readings, generations, subjects
+from leakscope.detect.recorded import Key, Life, Readings, generations, settled, subjects
 from leakscope.detect.series.counters import Counter
 from leakscope.model.soak import CounterState, Forecast, Happening, Look, SoakState
 from leakscope.record.processes import Process
@@ -59,11 +59,11 @@ class _Store:
             self.values[key].append(value)
             self.version += 1
 
-    def until(self, t_s: float) -> Readings:
-        """Readings up to a time, as arrays of their own; those of the whole host are for the end."""
+    def until(self, t_s: float, counter: str = "") -> Readings:
+        """Readings up to a time (of one counter), as arrays of their own; those of the whole host are for the end."""
         found = Readings(declared=self.declared)
         for key, times in self.times.items():
-            if key[0] == "host":
+            if key[0] == "host" or (counter and key[2] != counter):
                 continue
             at = np.array(times)
             count = int(np.searchsorted(at, t_s, "right"))
@@ -175,7 +175,8 @@ class Watch:
     def restarts(self, until_s: float = float("inf")) -> list[Happening]:
         """Each time when all targets had ended and others began in their place."""
         with self._lock:
-            roots = [life for life in self._lives.values() if life.root]
+            readings, lives = self._store.until(until_s, "rss"), list(self._lives.values())
+        roots = [life for life in settled(readings, lives) if life.root]
         begun = generations(roots)[1:]
         return [
             Happening(
