@@ -135,9 +135,8 @@ def settled(readings: Readings, lives: Sequence[Life]) -> list[Life]:
     """The processes with ends and starts that their recorder could not tell, as it was killed or began later: from the
     first reading of each to its last, where others were read before or after."""
     spans = {scope_id: _span(of) for scope_id, of in readings.of_scope("process").items()}
-    times = np.unique(
-        np.concatenate([t for (scope, *_), (t, _) in readings.series.items() if scope == "process"] or [[]])
-    )
+    read = [t for (scope, *_), (t, _) in readings.series.items() if scope == "process"]
+    times = np.unique(np.concatenate(read)) if read else np.empty(0)
     if len(times) < 2:
         return list(lives)
     silence = SILENT_READINGS * float(np.median(np.diff(times)))
