@@ -156,7 +156,7 @@ def soak_view(state: SoakState) -> RenderableType:
             table.add_row(printable(one.name), _value(one), change, sparkline(one.course))
         parts.append(table)
     if state.look is not None:
-        line = Text(f"look {state.looks} at {clock(state.look.elapsed_s)}: ", "dim")
+        line = Text().append(f"look {state.looks} at {clock(state.look.elapsed_s)}: ", "dim")
         line.append(printable(look_line(state.look)), _STYLES[state.look.verdict.verdict] if state.look.alarm else "")
         parts.append(line)
     elif state.next_look_s is not None:
