@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from leakscope.correlate.joins.links import SiteLinks
 from leakscope.detect.attribution import Options, attribute
 from leakscope.detect.cache import judge_cache
+from leakscope.detect.calibrations import calibrations
 from leakscope.detect.counters import judge_counters, with_counters
 from leakscope.detect.event_files import with_event_files
+from leakscope.detect.recorded_verdicts import judge_recorded, with_recorded
 from leakscope.detect.snapshots import judge_states
 from leakscope.model.manifest import Manifest
 from leakscope.model.results import VERDICTS, Report, Verdict
@@ -31,6 +33,9 @@ def attribute_evidence(
     events = con.execute("SELECT (SELECT count(*) FROM mem_events) + (SELECT count(*) FROM census_sites)").fetchone()
     has_events = bool(events and events[0])
     report = with_counters(report, judge_counters(con, manifest.sources), options.layer, has_events)
+    malloc = any(source.options.get("malloc") for source in manifest.sources if source.kind == "recording")
+    report = with_recorded(report, judge_recorded(con, manifest.sources), options.layer, has_events, malloc)
+    report.calibration = calibrations(con, manifest.sources)
     others = [v for source in manifest.sources for v in judge_cache(con, source.id)]
     others += judge_states(con, manifest.sources)
     return _with_others(report, others, options.layer)

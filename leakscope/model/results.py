@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from leakscope.model.calibration import Calibrated
 from leakscope.model.words import KINDS_NOT_ADDED
 
 SCHEMA = "leakscope-report/1"
@@ -360,4 +361,5 @@ class Report:
     inputs: list[dict[str, Any]] = field(default_factory=list)
     joins: list[JoinOutcome] = field(default_factory=list)
     clocks: list[Row] = field(default_factory=list)  # one a source that was aligned: its residual, with how
+    calibration: list[Calibrated] = field(default_factory=list)  # of counters over two windows of 180 readings
     judged: bool = True  # False: evidence that has no memory in it; its verdict does not count beside others

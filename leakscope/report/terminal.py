@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from leakscope.model.results import Chain, ChainLink, Report, Row, Site, Touches, Verdict
+from leakscope.report.calibration import print_calibration
 from leakscope.report.imports import import_lines
 from leakscope.report.joins import evidence_of_link, join_lines
 from leakscope.report.text import counted, exact, printable, rate, size
@@ -45,6 +46,7 @@ def print_report(console: Console, report: Report, top: int = 10) -> None:
     )
     _hidden(console, [s for s in report.sites if not s.frees_visible])
     _joins(console, report)
+    print_calibration(console, report.calibration)
     _rows(console, "losses", report.losses)
     _reconciliation(console, report.reconciliation)
     _next(console, report)
