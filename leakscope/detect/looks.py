@@ -8,8 +8,8 @@ alarm over a whole horizon at what was asked for:
   other.
 - **What may still be regular.** In the first days a daily wave or a slow start-up can look like a line. The slope is
   tested beside both of them, with the sizes that they usually have as priors (:func:`evidence`).
-- **Confirmation.** A leak goes on. An alarm needs the finding at every look over a stretch of readings that the first
-  one had not seen.
+- **Confirmation.** A leak goes on. An alarm needs the evidence at most looks of a stretch of which the first look has
+  seen nothing, and the verdict of a whole recording at the last.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import numpy.typing as npt
 
 from leakscope.detect.series.book import Book
 from leakscope.detect.series.counters import Counter
-from leakscope.detect.series.fit import autocorrelation
+from leakscope.detect.series.fit import autocorrelation, fit
 from leakscope.detect.series.floors import DAY_S
-from leakscope.detect.series.judge import Judged, judge
+from leakscope.detect.series.judge import DECISIVE, Judged, judge
 from leakscope.detect.series.trend import Trend
 
 FloatArray = npt.NDArray[np.float64]
@@ -34,15 +34,23 @@ HORIZON_S = 72 * 3600.0
 TOTAL_ALPHA = 0.05
 SPENDING_POWER = 1.0
 """Share of alpha spent at a share t of the horizon: t to this power (Kim and DeMets 1987)."""
-MIN_CONFIRMING_LOOKS = 3
-CONFIRMING_SHARE = 0.2
-"""A finding must have stood at so many looks in a row, and for this share of the time since the start."""
-WAVE_SHARE = 0.08
-"""Prior standard deviation of a daily wave's amplitude as a share of the level: a swing of 30 % is two of it."""
-HALF_DAY_SHARE = WAVE_SHARE / 2
-START_UP_SHARE = 0.3
-START_UPS = (0.08, 0.2, 0.4)
-"""Time constants of start-up as shares of the time so far, and the prior standard deviation of their sizes."""
+CONFIRMING_LOOKS = 4
+CONFIRMING_SHARE = 0.15
+"""The evidence is asked for at so many of the last looks, or at those in this last share of the time if they are
+more…"""
+CONFIRMED_SHARE = 0.75
+"""…and must stand at this share of them, this one included."""
+WAVE_SHARE = 0.05
+HALF_DAY_SHARE = 0.01
+START_UP_SHARE = 0.2
+"""Prior standard deviations of a wave of 24 hours and of 12, and of a start-up, as shares of the level: a daily swing
+of 20 % is two of it."""
+START_UP_S = 2 * 3600.0
+"""Time constant of the start-up: caches, pools and workers of a service are there within hours."""
+MIN_POINTS = 8
+MAX_HINGE = 0.8
+LEAST_NOISE = 1e-6
+"""Of the level: counters come in pages, so that a perfect fit is no certainty."""
 
 
 class Looks:
@@ -73,18 +81,21 @@ class Looks:
 
 @dataclass(frozen=True)
 class Interim:
-    """One look. ``judged``: the verdict of the readings so far, as at the end of a recording; ``alarm``: it is a leak
-    that is beyond chance, regular movement and start-up, and was so at enough looks; ``candidate_since_s``: since
-    which look (None: not now); ``score`` of the slope and the ``needed`` one at this look's ``alpha``."""
+    """One look. ``judged``: the verdict of the readings so far, as if the recording ended; ``alarm``: it is a leak that
+    is beyond chance, regular movement and start-up, and was so at enough looks. ``score``: the slope over its standard
+    error, beside those; ``needed``: the score of this look's ``alpha``; ``stood``: (seconds, whether the score was
+    enough) of the looks that a later one may ask for."""
 
     elapsed_s: float
     alpha: float
     judged: Judged
     alarm: bool
-    candidate_since_s: float | None
-    candidate_looks: int
     score: float
     needed: float
+    stood: tuple[tuple[float, bool], ...]
+
+    candidate_since_s: float | None
+    """Since which look the score has been enough without a break; None: it is not now."""
 
 
 def judge_interim(
@@ -95,17 +106,27 @@ def judge_interim(
     needed = needed_score(alpha)
     book = Book(counters)
     judged = judge(counters, book)
-    score = 0.0
-    if judged.verdict.verdict == "leak" and judged.verdict.growth is not None:
-        names = {counter.shown: name for name, counter in book.counters.items()}
-        score = evidence(book.course(names[judged.verdict.growth.counter]))
-    if score < needed:
-        return Interim(elapsed_s, alpha, judged, False, None, 0, score, needed)
-    since, stood = elapsed_s, 1
-    if before is not None and before.candidate_since_s is not None:
-        since, stood = before.candidate_since_s, before.candidate_looks + 1
-    alarm = stood >= MIN_CONFIRMING_LOOKS and elapsed_s - since >= CONFIRMING_SHARE * elapsed_s
-    return Interim(elapsed_s, alpha, judged, alarm, since, stood, score, needed)
+    score = evidence(book[_followed(book, judged)])
+    passed = (*(before.stood if before else ()), (elapsed_s, score >= needed))
+    asked = max(CONFIRMING_LOOKS, sum(at > (1 - CONFIRMING_SHARE) * elapsed_s for at, _ in passed))
+    passed = passed[-asked:]
+    alarm = (
+        judged.verdict.verdict == "leak"
+        and passed[-1][1]
+        and sum(enough for _, enough in passed) >= CONFIRMED_SHARE * asked
+    )
+    since = before.candidate_since_s if before is not None else None
+    since = (elapsed_s if since is None else since) if score >= needed else None
+    return Interim(elapsed_s, alpha, judged, alarm, score, needed, passed, since)
+
+
+def _followed(book: Book, judged: Judged) -> str:
+    """The counter whose evidence is asked for: the one that the verdict is about, else the first total."""
+    if judged.verdict.growth is not None:
+        for name, counter in book.counters.items():
+            if counter.shown == judged.verdict.growth.counter:
+                return name
+    return next((name for name in DECISIVE if name in book), next(book.names(), ""))
 
 
 def needed_score(alpha: float) -> float:
@@ -114,37 +135,31 @@ def needed_score(alpha: float) -> float:
 
 
 def evidence(trend: Trend) -> float:
-    """The slope of a rising counter over its standard error, beside a daily wave and a start-up that may be there.
+    """The slope of a counter's floor over its standard error, beside a daily wave and a start-up that may be there; 0
+    for a floor too short to say.
 
-    Generalised least squares with first-order autocorrelated noise; the waves of 24 and 12 hours and the start-ups have
+    Generalised least squares with first-order autocorrelated noise. The waves of 24 and 12 hours and the start-up have
     normal priors around nothing (ridge regression, Hoerl and Kennard 1970), the level and the line have none.
     """
     base = trend.floor
-    if base is None or len(base.t_s) < 8:
+    if base is None or len(base.t_s) < MIN_POINTS or not np.ptp(base.value):
         return 0.0
     t, y = base.t_s - base.t_s[0], base.value - base.value[0]
     span = float(t[-1])
-    hinge = min(max(trend.start_s - float(base.t_s[0]), 0.0), 0.8 * span)
+    hinge = min(fit(base.t_s, base.value).hinge, MAX_HINGE) * span
     angles = 2 * np.pi * t[:, None] * np.array([1.0, 2.0]) / DAY_S
-    columns = [
-        np.ones(len(t)),
-        np.maximum(0.0, t - hinge) / span,
-        *np.cos(angles).T,
-        *np.sin(angles).T,
-        *(1.0 - np.exp(-t / (share * span)) for share in START_UPS),
-    ]
-    design = np.stack(columns, axis=1)
+    columns = [np.ones(len(t)), np.maximum(0.0, t - hinge) / span, *np.cos(angles).T, *np.sin(angles).T]
+    design = np.stack([*columns, 1.0 - np.exp(-t / START_UP_S)], axis=1)
     level = max(abs(base.level), 1.0)
-    spreads = level * np.array([WAVE_SHARE, HALF_DAY_SHARE] * 2 + [START_UP_SHARE] * len(START_UPS))
-    prior = np.concatenate([np.zeros(2), spreads**-2.0])
+    spreads = level * np.array([WAVE_SHARE, HALF_DAY_SHARE, WAVE_SHARE, HALF_DAY_SHARE, START_UP_SHARE])
     coefficients, *_ = np.linalg.lstsq(design, y, rcond=None)
     rest = y - design @ coefficients
     phi = autocorrelation(rest)
-    freedom = max(1, len(t) - design.shape[1])
-    whitened = rest[1:] - phi * rest[:-1]
-    variance = max(float(whitened @ whitened) / freedom, (1e-6 * level) ** 2)
+    shocks = rest[1:] - phi * rest[:-1]
+    variance = float(shocks @ shocks) / max(1, len(t) - design.shape[1])
+    variance = max(variance, (LEAST_NOISE * level) ** 2)
     white = design[1:] - phi * design[:-1]
-    precision = white.T @ white / variance + np.diag(prior)
+    precision = white.T @ white / variance + np.diag(np.concatenate([np.zeros(2), spreads**-2.0]))
     covariance = np.linalg.pinv(precision)
     slope = float((covariance @ (white.T @ (y[1:] - phi * y[:-1])) / variance)[1])
     return slope / float(np.sqrt(max(covariance[1, 1], 1e-300)))

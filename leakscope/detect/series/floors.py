@@ -31,6 +31,8 @@ START_UPS = (0.01, 0.03, 0.08)
 DAY_S = 86_400.0
 MIN_DAYS = 1.5
 DIURNAL_SHARE = 0.3
+STEPS = np.arange(0.025, 0.98, 0.025)
+"""Where a step may be, as shares of the readings."""
 
 
 @dataclass(frozen=True)
@@ -161,15 +163,30 @@ def daily_wave(t_s: FloatArray, level: FloatArray) -> FloatArray | None:
     hats = np.hstack([hats, np.stack([np.exp(-since / constant) for constant in START_UPS], axis=1)])
     angles = 2 * np.pi * t_s[:, None] * np.array([1.0, 2.0, 3.0]) / DAY_S
     waves = np.hstack([np.cos(angles), np.sin(angles)])
-    both = np.hstack([hats, waves])
-    solution, *_ = np.linalg.lstsq(both, level, rcond=None)
-    without, *_ = np.linalg.lstsq(hats, level, rcond=None)
-    rest = ((level - both @ solution) ** 2).sum()
-    rest_without = ((level - hats @ without) ** 2).sum()
-    if rest_without <= 0 or rest > (1.0 - DIURNAL_SHARE) * rest_without:
+    # One step beside them: alone it would be taken for half a wave.
+    without, _ = _beside_a_step(hats, level)
+    rest, solution = _beside_a_step(np.hstack([hats, waves]), level)
+    if without <= 0 or rest > (1.0 - DIURNAL_SHARE) * without:
         return None
     wave: FloatArray = waves @ solution[hats.shape[1] :]
     return wave
+
+
+def _beside_a_step(design: FloatArray, level: FloatArray) -> tuple[float, FloatArray]:
+    """(sum of squares left, coefficients of ``design``) of the least squares fit with the best single step, or with
+    none where that leaves as little."""
+    count = len(level)
+    basis, _ = np.linalg.qr(design)
+    rest = level - basis @ (basis.T @ level)
+    at = np.unique((STEPS * count).astype(np.int64))
+    steps = (np.arange(count)[:, None] >= at[None, :]).astype(np.float64)
+    own = steps - basis @ (basis.T @ steps)  # what of each step the design does not explain
+    size = np.maximum((own**2).sum(axis=0), 1e-9)
+    gain = (own.T @ rest) ** 2 / size
+    best = int(np.argmax(gain))
+    height = float(own[:, best] @ rest) / float(size[best])
+    solution, *_ = np.linalg.lstsq(design, level - height * steps[:, best], rcond=None)
+    return float(rest @ rest) - float(gain[best]), solution
 
 
 def _median3(value: FloatArray) -> FloatArray:
