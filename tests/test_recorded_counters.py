@@ -92,6 +92,8 @@ def test_ends_that_a_killed_recorder_did_not_tell_are_taken_from_the_readings() 
     ended, begun = settled(given, [Life(7), Life(9)])
     assert (ended.start_s, ended.end_s) == (float("-inf"), 3540.0)
     assert (begun.start_s, begun.end_s) == (7200.0, float("inf"))
+    # and one that was there before and joined late begins, for the recording, when it was first read
+    assert settled(given, [Life(7, start_s=-9.0), Life(9, start_s=-5.0)])[1].start_s == 7200.0
 
 
 @pytest.mark.parametrize(

@@ -148,8 +148,8 @@ def settled(readings: Readings, lives: Sequence[Life]) -> list[Life]:
             start, end = life.start_s, life.end_s
             if end == float("inf") and last_of[life.pid] is life and span[1] + silence < times[-1]:
                 end = span[1]
-            if start == float("-inf") and times[0] < span[0]:
-                start = span[0]
+            if max(start, times[0]) + silence < span[0]:
+                start = span[0]  # it joined a group long after it began
             life = Life(life.pid, life.name, start, end, life.root)
         made.append(life)
     return made
@@ -245,7 +245,8 @@ def _groups(
     groups = readings.of_scope("cgroup")
     if everyone:
         return {}, groups
-    own = next((name for name in groups if cgroup and cgroup.rstrip("/").endswith(name) and name != "/"), "")
+    place = "/" + cgroup.strip("/")
+    own = next((name for name in groups if cgroup and name != "/" and place.endswith(name)), "")
     if not own and len(groups) == 1:
         (name,) = groups
         anon, total = groups[name].get("cgroup_anon"), totals.get("rss_anon")
