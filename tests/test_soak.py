@@ -7,26 +7,32 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
-from capture_rows import small_capture
+from capture_rows import rows, small_capture
 from series import autoregressive
 
-from leakscope.capture import Capture
+from leakscope.capture import Capture, CaptureWriter
 from leakscope.capture.continuation import ContinuingWriter, sole_recorder
 from leakscope.cli.main import main
 from leakscope.detect.forecast import forecast
 from leakscope.detect.recorded import Life
 from leakscope.detect.series.counters import Counter
 from leakscope.errors import BadInputError, OutputIncompleteError
-from leakscope.model.manifest import Source
+from leakscope.model.manifest import ClockAnchor, Manifest, Source
+from leakscope.model.recording import Summary
 from leakscope.model.results import Growth, Verdict
 from leakscope.model.soak import CounterState, Forecast, Happening, Look, SoakState
-from leakscope.model.tables import SAMPLES, TABLES
+from leakscope.model.tables import TABLES
+from leakscope.record.options import RecordOptions
 from leakscope.record.successors import Identity, find_successors
 from leakscope.report.soak import SoakScreen, clock, duration, sparkline
+from leakscope.soak import live
 from leakscope.soak.watch import Plan, Watch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -224,6 +230,79 @@ def test_a_disk_that_is_full_leaves_the_old_capture(tmp_path: Path, monkeypatch:
     assert (path / "manifest.json").read_bytes() == manifest and Capture.open(path).manifest.complete
 
 
+# --- commands that end
+
+
+class FakeRecorder:
+    """Stands in for the recorder: a life of the command is a source with two samples; its exit statuses are given."""
+
+    statuses: ClassVar[list[int]] = []
+
+    def __init__(self, options: RecordOptions, on_ready: Callable[[str], None], on_samples: object) -> None:
+        self._options, self._on_ready = options, on_ready
+
+    def run(self) -> Summary:
+        path, now = self._options.output, time.monotonic_ns()
+        anchor = ClockAnchor(time.time_ns(), now, now)
+        source = Source(
+            0, "recording", "x", "monotonic", start_ns=now, end_ns=now + 1000, anchors=[anchor],
+            options={"steady": True},
+        )  # fmt: skip
+        exists = path.exists()
+        writer = (
+            ContinuingWriter.open(path, source) if exists else CaptureWriter.create(path, Manifest(sources=[source]))
+        )
+        self._on_ready("free")
+        writer.write("samples", rows("samples", 2, ts_ns=[now, now + 1000], scope=["process"] * 2, counter=["rss"] * 2))
+        writer.finish()
+        return Summary(path, "target", 0.0, {}, {}, [], self.statuses.pop(0))
+
+
+@pytest.mark.parametrize(
+    ("restart", "statuses", "lives", "last"),
+    [
+        ("no", [3], 1, "the command ended with exit status 3"),
+        ("on-failure", [3, -9, 0], 3, "the command ended with exit status 0"),
+        ("always", [0, 0, 0], 3, "the command ended with exit status 0, 3 times within 10 s each: not started again"),
+    ],
+)
+def test_a_command_that_ended_is_started_again_as_asked(
+    restart: str, statuses: list[int], lives: int, last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a command whose lives end at once with these statuses, and no patience in between
+    monkeypatch.setattr(live, "Recorder", FakeRecorder)
+    monkeypatch.setattr(FakeRecorder, "statuses", list(statuses))
+    monkeypatch.setattr(live.LiveSoak, "_pause", lambda self, seconds: None)
+    monkeypatch.setattr(live, "MOST_QUICK", 3 if restart == "always" else 99)
+    options = RecordOptions(tmp_path / "run.lscope", command=["x"], resume=True, steady=True)
+    said: list[str] = []
+    soak = live.LiveSoak(options, Watch(Plan("x", "x", 3600.0)), restart, lambda state: None, said.append)
+    summary = soak.run()
+    # then each life is a recording of the one capture
+    assert (summary.sources, summary.ended_by, len(said)) == (lives, "target", lives)
+    assert [one.text for one in summary.happenings if one.what == "note"][-1] == last
+
+
+def test_a_soak_whose_time_is_over_only_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a capture of a soak that began long ago
+    monkeypatch.setattr(live, "Recorder", FakeRecorder)
+    monkeypatch.setattr(FakeRecorder, "statuses", [0])
+    options = RecordOptions(tmp_path / "run.lscope", command=["x"], resume=True, steady=True)
+    plan = Plan("x", "x", 3600.0)
+    live.LiveSoak(options, Watch(plan), "no", lambda state: None, lambda price: None).run()
+    plan.duration_s = 1e-3
+    summary = live.LiveSoak(options, Watch(plan), "no", lambda state: None, lambda price: None).run()
+    assert (summary.ended_by, summary.sources) == ("duration", 1)
+
+
+def test_a_capture_that_no_soak_made_is_not_continued(tmp_path: Path) -> None:
+    path = small_capture(tmp_path / "run.lscope")
+    options = RecordOptions(path, command=["x"], resume=True, steady=True)
+    soak = live.LiveSoak(options, Watch(Plan("x", "x", 9.0)), "no", lambda state: None, lambda price: None)
+    with pytest.raises(BadInputError, match="is not the capture of a soak"):
+        soak.run()
+
+
 # --- forecast
 
 
@@ -336,6 +415,5 @@ def test_wrong_usage_is_one_line(options: list[str], said: str, capsys: pytest.C
 
 def test_a_capture_without_counters_cannot_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = small_capture(tmp_path / "run.lscope")
-    assert SAMPLES is TABLES["samples"]
-    code = main(["soak", "--replay", str(path)])
-    assert code in (0, 2)
+    assert main(["soak", "--replay", str(path)]) == 2
+    assert f"{path}: no counters over time in it to replay" in capsys.readouterr().err

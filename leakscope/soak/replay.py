@@ -35,7 +35,9 @@ def open_evidence(path: Path, output: Path | None = None) -> Capture:
 def evidence_of(capture: Capture) -> tuple[Readings, list[Life]]:
     """Readings and processes of a capture: of its recordings, else of its first table of counters."""
     if recordings_of(capture):
-        return readings_and_lives(capture)
+        readings, lives = readings_and_lives(capture)
+        if readings.series:
+            return readings, lives
     for source in capture.manifest.sources:
         if source.kind in COUNTER_KINDS and source.clock != "none":
             with capture.connect(memory_limit="1GiB") as con:
