@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from capture_rows import rows, small_capture
 from series import autoregressive
+from synthetic import SyntheticCapture
 
 from leakscope.capture import Capture, CaptureWriter
 from leakscope.capture.continuation import ContinuingWriter, sole_recorder
@@ -100,6 +101,23 @@ def test_time_is_scaled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     fast, _ = replayed(path, capsys, "--look", "30m")
     # then the looks are those of a replay as fast as it goes: they belong to the readings, not to the clock
     assert scaled["soak"]["looks"] == fast["soak"]["looks"] and len(fast["soak"]["looks"]) == 3
+
+
+def test_a_recording_is_replayed_with_its_restarts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # given two hours of a process, and two of one that took its place
+    capture = SyntheticCapture(4 * HOUR)
+    capture.process(7, exit_s=2 * HOUR)
+    capture.process(9, start_s=2 * HOUR + 5)
+    for at in range(0, 4 * 3600, 60):
+        pid = 7 if at < 2 * HOUR else 9
+        capture.sample(at, "rss", 100.0 * MIB + at % 7 * 1000, "process", str(pid))
+    report, err = replayed(capture.write(tmp_path / "run.lscope"), capsys, "--limit", "1GiB")
+    soak = report["soak"]
+    # then the looks are of both, judged as two lives of one service
+    assert [look["elapsed_s"] for look in soak["looks"]] == [HOUR, 2 * HOUR, 3 * HOUR]
+    assert (soak["sources"], soak["generations"], soak["ended_by"]) == (1, 2, "end")
+    assert "[02:00:05] the target was started again: p9 (PID 9)" in err
+    assert report["verdict"]["verdict"] == "not_leak"
 
 
 def test_a_look_sees_nothing_that_came_later() -> None:
