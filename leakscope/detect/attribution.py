@@ -68,6 +68,7 @@ class Options:
     warm_up_s: float | None = None
     chains: int = 20  # sites that get a chain, besides those of findings
     joins: JoinOptions = field(default_factory=JoinOptions)
+    limit_bytes: float | None = None  # of memory, to forecast when leaks reach it; None: what the evidence says
 
 
 def attribute(

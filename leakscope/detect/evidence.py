@@ -11,6 +11,7 @@ from leakscope.detect.cache import judge_cache
 from leakscope.detect.calibrations import calibrations
 from leakscope.detect.counters import judge_counters, with_counters
 from leakscope.detect.event_files import with_event_files
+from leakscope.detect.forecast import with_forecasts
 from leakscope.detect.recorded_verdicts import judge_recorded, with_recorded
 from leakscope.detect.snapshots import judge_states
 from leakscope.model.manifest import Manifest
@@ -38,7 +39,8 @@ def attribute_evidence(
     report.calibration = calibrations(con, manifest.sources)
     others = [v for source in manifest.sources for v in judge_cache(con, source.id)]
     others += judge_states(con, manifest.sources)
-    return _with_others(report, others, options.layer)
+    report = _with_others(report, others, options.layer)
+    return with_forecasts(con, manifest.sources, report, options.limit_bytes)
 
 
 def _with_others(report: Report, others: list[Verdict], layer: str | None) -> Report:

@@ -185,7 +185,7 @@ def _beside_a_step(design: FloatArray, level: FloatArray) -> tuple[float, FloatA
     gain = (own.T @ rest) ** 2 / size
     best = int(np.argmax(gain))
     height = float(own[:, best] @ rest) / float(size[best])
-    solution, *_ = np.linalg.lstsq(design, level - height * steps[:, best], rcond=None)
+    solution: FloatArray = np.linalg.lstsq(design, level - height * steps[:, best], rcond=None)[0]
     return float(rest @ rest) - float(gain[best]), solution
 
 
