@@ -59,6 +59,10 @@ def attribute(
         str | None,
         typer.Option(metavar="SIZE", help="Forecast when leaks reach this; default the limit of the control group."),
     ] = None,
+    wrappers: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="TOML file whose [wrappers] name frames that are never the culprit."),
+    ] = None,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory for sums over events; beyond it they go to disk.")
     ] = DEFAULT_MEMORY,
@@ -70,6 +74,7 @@ def attribute(
     """
     from leakscope.cli.quantities import size_bytes
     from leakscope.correlate.joins.driver import JoinOptions
+    from leakscope.correlate.wrapper_rules import NO_RULES, read_rules
     from leakscope.detect.attribution import Options
 
     if layer is not None and layer not in LAYERS:
@@ -80,7 +85,8 @@ def attribute(
         writer_of(chains)  # a wrong suffix is said before the work
     how = JoinOptions(round(kernel_window_us * 1000), round(gpu_window_us * 1000), stack_frames)
     limit_bytes = size_bytes(limit, "--limit") if limit else None
-    options = Options(layer, pid, warmup, max(top, 20), how, limit_bytes)
+    rules = read_rules(wrappers) if wrappers else NO_RULES
+    options = Options(layer, pid, warmup, max(top, 20), how, limit_bytes, rules)
     report = _report(evidence, options, memory)
     if chains is not None:
         write_graph(report.chains, chains)

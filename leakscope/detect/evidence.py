@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from leakscope.correlate.joins.links import SiteLinks
+from leakscope.correlate.wrapper_rules import using
 from leakscope.detect.attribution import Options, attribute
 from leakscope.detect.cache import judge_cache
 from leakscope.detect.calibrations import calibrations
@@ -29,7 +30,8 @@ def attribute_evidence(
     Events lead where they found a leak. Beside them counters, cache objects and snapshots give verdicts of their own.
     Raises duckdb.Error for data that cannot be computed with.
     """
-    report = attribute(con, manifest, options, joined)
+    with using(options.wrappers):
+        report = attribute(con, manifest, options, joined)
     report = with_event_files(con, manifest, report)
     events = con.execute("SELECT (SELECT count(*) FROM mem_events) + (SELECT count(*) FROM census_sites)").fetchone()
     has_events = bool(events and events[0])

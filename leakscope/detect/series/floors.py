@@ -185,8 +185,8 @@ def _beside_a_step(design: FloatArray, level: FloatArray) -> tuple[float, FloatA
     gain = (own.T @ rest) ** 2 / size
     best = int(np.argmax(gain))
     height = float(own[:, best] @ rest) / float(size[best])
-    solution: FloatArray = np.linalg.lstsq(design, level - height * steps[:, best], rcond=None)[0]
-    return float(rest @ rest) - float(gain[best]), solution
+    solution, *_ = np.linalg.lstsq(design, level - height * steps[:, best], rcond=None)
+    return float(rest @ rest) - float(gain[best]), np.asarray(solution, np.float64)
 
 
 def _median3(value: FloatArray) -> FloatArray:
