@@ -7,7 +7,7 @@ leak 5 to 100 MiB/h from a random start on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -31,6 +31,11 @@ class Made:
     start_s: float
     traits: tuple[str, ...]
     process_start_s: FloatArray
+
+    def until(self, end_s: float) -> Made:
+        """What has been read before ``end_s``."""
+        early = self.t_s < end_s
+        return replace(self, t_s=self.t_s[early], value=self.value[early], process_start_s=self.process_start_s[early])
 
     def counters(self) -> list[Counter]:
         """As counters of a process."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leakscope.model.calibration import Calibrated
+from leakscope.model.forecast import Forecast
 from leakscope.model.words import KINDS_NOT_ADDED
 
 SCHEMA = "leakscope-report/1"
@@ -83,6 +84,7 @@ class Verdict:
     reasons: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     smallest_provable_bytes_per_s: float | None = None
+    forecast: Forecast | None = None  # of a leak: when it reaches the limit
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -103,6 +105,7 @@ class Verdict:
             "smallest_provable_bytes_per_s": (
                 None if self.smallest_provable_bytes_per_s is None else round(self.smallest_provable_bytes_per_s, 3)
             ),
+            "forecast": self.forecast.to_json() if self.forecast else None,
         }
 
 

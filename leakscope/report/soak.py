@@ -11,7 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from leakscope.model.soak import CounterState, Forecast, Happening, Look, SoakState, SoakSummary
+from leakscope.model.soak import CounterState, Happening, Look, SoakState, SoakSummary
+from leakscope.report.forecast import duration, forecast_line
 from leakscope.report.text import counted, printable, rate, size
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -19,15 +20,6 @@ _STYLES = {"leak": "bold red", "inconclusive": "yellow", "not_leak": "green"}
 _WORDS = {"leak": "LEAK", "inconclusive": "cannot tell", "not_leak": "no leak"}
 LINE_EVERY_S = 600.0
 """Without a terminal: a line of figures so often, beside one for each look and happening."""
-
-
-def duration(seconds: float) -> str:
-    """``45 s``, ``12 min``, ``7.3 h``, ``3.0 d``."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 72 * 3600 else f"{seconds / 86_400:.1f} d"
 
 
 def clock(seconds: float) -> str:
@@ -44,17 +36,6 @@ def sparkline(values: Sequence[float]) -> str:
     if high <= low:
         return _BARS[0] * len(values)
     return "".join(_BARS[min(7, int((v - low) / (high - low) * 8))] for v in values)
-
-
-def forecast_line(forecast: Forecast) -> str:
-    """When memory runs out, in one line."""
-    if forecast.level_bytes >= forecast.limit_bytes:
-        return f"{forecast.counter} is at its limit of {size(forecast.limit_bytes)} now"
-    latest = "never" if forecast.latest_s is None else duration(forecast.latest_s)
-    return (
-        f"{forecast.counter} {size(forecast.level_bytes)} reaches {size(forecast.limit_bytes)} in "
-        f"{duration(forecast.expected_s)} if growth goes on ({duration(forecast.earliest_s)} … {latest})"
-    )
 
 
 def look_line(look: Look) -> str:

@@ -14,7 +14,8 @@ from leakscope.detect.forecast import forecast
 from leakscope.detect.looks import Interim, Looks, judge_interim
 from leakscope.detect.recorded import Key, Life, Readings, generations, settled, subjects
 from leakscope.detect.series.counters import Counter
-from leakscope.model.soak import CounterState, Forecast, Happening, Look, SoakState
+from leakscope.model.forecast import Forecast
+from leakscope.model.soak import CounterState, Happening, Look, SoakState
 from leakscope.record.processes import Process
 
 MIN_LOOK_S = 600.0

@@ -186,7 +186,7 @@ def _beside_a_step(design: FloatArray, level: FloatArray) -> tuple[float, FloatA
     best = int(np.argmax(gain))
     height = float(own[:, best] @ rest) / float(size[best])
     solution, *_ = np.linalg.lstsq(design, level - height * steps[:, best], rcond=None)
-    return float(rest @ rest) - float(gain[best]), solution
+    return float(rest @ rest) - float(gain[best]), np.asarray(solution, np.float64)
 
 
 def _median3(value: FloatArray) -> FloatArray:
