@@ -21,14 +21,13 @@ from synthetic import SyntheticCapture
 from leakscope.capture import Capture, CaptureWriter
 from leakscope.capture.continuation import ContinuingWriter, sole_recorder
 from leakscope.cli.main import main
-from leakscope.detect.forecast import forecast
 from leakscope.detect.recorded import Life
-from leakscope.detect.series.counters import Counter
 from leakscope.errors import BadInputError, OutputIncompleteError
+from leakscope.model.forecast import Forecast
 from leakscope.model.manifest import ClockAnchor, Manifest, Source
 from leakscope.model.recording import Summary
 from leakscope.model.results import Growth, Verdict
-from leakscope.model.soak import CounterState, Forecast, Happening, Look, SoakState
+from leakscope.model.soak import CounterState, Happening, Look, SoakState
 from leakscope.model.tables import TABLES
 from leakscope.record.options import RecordOptions
 from leakscope.record.successors import Identity, find_successors
@@ -321,31 +320,8 @@ def test_a_capture_that_no_soak_made_is_not_continued(tmp_path: Path) -> None:
         soak.run()
 
 
-# --- forecast
-
-
 def growing(low: float) -> Growth:
     return Growth("rss_bytes", 10.0 * MIB, low * MIB, 20.0 * MIB)
-
-
-def counters(**of: float) -> list[Counter]:
-    return [Counter(name, np.array([0.0, 60.0]), np.array([1.0, value]), True) for name, value in of.items()]
-
-
-def test_the_forecast_has_an_interval_and_may_be_never() -> None:
-    held = counters(rss=2 * GIB, cgroup=3 * GIB, cgroup_limit=4 * GIB)
-    assert forecast(held, growing(5)) == Forecast("cgroup", 3 * GIB, 4 * GIB, 102.4, 51.2, 204.8)
-    never = forecast(held, growing(-1), 13 * GIB)
-    assert never is not None and (never.limit_bytes, never.expected_s, never.latest_s) == (13 * GIB, 1024.0, None)
-    # and at the limit it is now
-    full = forecast(counters(rss=5 * GIB), growing(5), 4 * GIB)
-    assert full is not None and full.expected_s == full.earliest_s == 0.0
-
-
-def test_there_is_no_forecast_without_growth_or_limit() -> None:
-    assert forecast(counters(rss=2 * GIB), growing(5)) is None
-    assert forecast(counters(rss=2 * GIB, cgroup_limit=3 * GIB), Growth("rss_bytes", -1.0, -2.0, 0.0)) is None
-    assert forecast(counters(rss=2 * GIB, cgroup_limit=3 * GIB), None) is None
 
 
 # --- the screen

@@ -117,7 +117,7 @@ def _replayed(path: Path, output: Path | None, plan: Plan) -> tuple[SoakSummary,
     plan.output = str(path)
     with SoakScreen(sys.stderr) as screen:
         summary = Replay(capture, Watch(plan), screen.update).run()
-    return summary, final_report(capture.path)
+    return summary, final_report(capture.path, plan.limit_bytes)
 
 
 def _recorded(
@@ -172,7 +172,7 @@ def _recorded(
     for recording in live.summaries:
         for note in dict.fromkeys([*recording.warnings, *recording.notes]):
             screen.say(note)
-    return summary, final_report(options.output)
+    return summary, final_report(options.output, plan.limit_bytes)
 
 
 def _print(summary: SoakSummary, report: Report, as_json: bool, top: int) -> None:

@@ -52,14 +52,14 @@ def gaps(capture: Capture) -> list[Happening]:
     return found
 
 
-def final_report(path: Path, memory: str = "2GiB") -> Report:
-    """The report of a capture, as `leakscope attribute` gives it. Raises BadInputError."""
+def final_report(path: Path, limit_bytes: float | None = None, memory: str = "2GiB") -> Report:
+    """The report of a capture, as `leakscope attribute --limit` gives it. Raises BadInputError."""
     import duckdb
 
     capture = Capture.open(path)
     try:
         with capture.connect(memory_limit=memory) as con:
-            (report,) = attribute_together([(con, capture.manifest)], Options())
+            (report,) = attribute_together([(con, capture.manifest)], Options(limit_bytes=limit_bytes))
     except duckdb.Error as error:
         raise BadInputError(f"{path}: cannot be attributed: {str(error).splitlines()[0]}") from None
     report.inputs = [
