@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from leakscope.detect.recorded import Life, Readings, readings_of
+from leakscope.detect.recorded import BRIEF_PID, MIN_READINGS, SAME_START_S, Life, Readings, readings_of
 from leakscope.model.manifest import Source
 
 if TYPE_CHECKING:
     import duckdb
 
-SAME_START_S = 1.0
-"""Starts of one process as two recordings tell them: /proc counts in hundredths of a second."""
+MANY_BRIEF = 200
+"""Up to so many processes of few readings are kept apart all the same."""
 
 
 def zeros_ns(sources: Sequence[Source]) -> dict[int, int]:
@@ -40,11 +40,27 @@ def zeros_ns(sources: Sequence[Source]) -> dict[int, int]:
 
 
 def recorded_readings(con: duckdb.DuckDBPyConnection, sources: Sequence[Source]) -> Readings:
-    """All samples of the recordings ``sources``, their columns as they are in the table."""
+    """All samples of the recordings ``sources``.
+
+    Where there are many processes that were read fewer than MIN_READINGS times, they are summed at each time as
+    BRIEF_PID: a service may have begun a million of them.
+    """
     zeros = zeros_ns(sources)
     table = con.execute(
-        "SELECT source_id, ts_ns, scope, scope_id, counter, value FROM samples WHERE list_contains(?, source_id)",
-        [list(zeros)],
+        f"""
+        WITH recorded AS (SELECT * FROM samples WHERE list_contains($sources, source_id)),
+        brief AS (
+            SELECT scope_id FROM recorded WHERE scope = 'process'
+            GROUP BY scope_id HAVING count(DISTINCT ts_ns) < {MIN_READINGS}
+        ), many AS (SELECT count(*) > {MANY_BRIEF} AS so FROM brief)
+        SELECT source_id, ts_ns, scope, scope_id, counter, value FROM recorded
+        WHERE scope <> 'process' OR NOT (SELECT so FROM many) OR scope_id NOT IN (SELECT scope_id FROM brief)
+        UNION ALL
+        SELECT source_id, ts_ns, 'process', '{BRIEF_PID}', counter, sum(value) FROM recorded
+        WHERE scope = 'process' AND (SELECT so FROM many) AND scope_id IN (SELECT scope_id FROM brief)
+        GROUP BY ALL
+        """,
+        {"sources": list(zeros)},
     ).fetchnumpy()
     rows: dict[str, npt.NDArray[np.generic]] = {}
     texts: dict[str, list[str]] = {}
