@@ -94,6 +94,18 @@ def test_a_service_that_is_clean_raises_no_alarm(tmp_path: Path, capsys: pytest.
     assert "ALARM" not in err
 
 
+def test_a_replay_names_what_it_replayed_and_keeps_it_where_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_service(tmp_path / "short.csv", 0, hours=1)
+    report, _ = replayed(path, capsys, "-o", str(tmp_path / "kept.lscope"))
+    assert report["inputs"][0]["path"] == str(path) and report["soak"]["target"] == "short.csv"
+    assert Capture.open(tmp_path / "kept.lscope").rows("samples") == 3 * 120
+    # and text says how it went in a few lines
+    assert main(["soak", "--replay", str(tmp_path / "kept.lscope")]) == 0
+    assert capsys.readouterr().out.split("the soak\n")[1] == "  60 min of kept.lscope (the last reading)\n"
+
+
 def test_time_is_scaled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_service(tmp_path / "short.csv", 0, hours=2)
     scaled, _ = replayed(path, capsys, "--time-scale", "100000", "--look", "30m")

@@ -35,7 +35,7 @@ class Soak:
     def __init__(self, path: Path, pid: int, name: str) -> None:
         self.path = path
         self._streams = [path.parent / f"{name}.{stream}" for stream in ("stdout", "stderr")]
-        options = ["--loader", recording.LOADER, "--interval", "200ms", "--limit", "1GiB", "--json", "-o", str(path)]
+        options = ["--loader", recording.LOADER, "--interval", "500ms", "--limit", "1GiB", "--json", "-o", str(path)]
         with self._streams[0].open("w") as stdout, self._streams[1].open("w") as stderr:
             self.process = subprocess.Popen(
                 [*LEAKSCOPE, "soak", *options, "-p", str(pid)], cwd=ROOT, stdout=stdout, stderr=stderr,

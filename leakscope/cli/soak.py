@@ -113,11 +113,11 @@ def _replayed(path: Path, output: Path | None, plan: Plan) -> tuple[SoakSummary,
     from leakscope.soak.replay import Replay, open_evidence
     from leakscope.soak.watch import Watch
 
-    capture = open_evidence(path, output)
+    capture, inputs = open_evidence(path, output)
     plan.output = str(path)
     with SoakScreen(sys.stderr) as screen:
         summary = Replay(capture, Watch(plan), screen.update).run()
-    return summary, final_report(capture.path, plan.limit_bytes)
+    return summary, final_report(capture.path, plan.limit_bytes, inputs)
 
 
 def _recorded(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from leakscope.capture import Capture
 from leakscope.detect.attribution import Options
@@ -52,8 +53,11 @@ def gaps(capture: Capture) -> list[Happening]:
     return found
 
 
-def final_report(path: Path, limit_bytes: float | None = None, memory: str = "2GiB") -> Report:
-    """The report of a capture, as `leakscope attribute --limit` gives it. Raises BadInputError."""
+def final_report(
+    path: Path, limit_bytes: float | None, inputs: list[dict[str, Any]] | None = None, memory: str = "2GiB"
+) -> Report:
+    """The report of a capture, as `leakscope attribute --limit` gives it. ``inputs``: what the capture was made of,
+    where that is not itself. Raises BadInputError."""
     import duckdb
 
     capture = Capture.open(path)
@@ -62,7 +66,7 @@ def final_report(path: Path, limit_bytes: float | None = None, memory: str = "2G
             (report,) = attribute_together([(con, capture.manifest)], Options(limit_bytes=limit_bytes))
     except duckdb.Error as error:
         raise BadInputError(f"{path}: cannot be attributed: {str(error).splitlines()[0]}") from None
-    report.inputs = [
+    report.inputs = inputs or [
         {
             "path": str(path),
             "kind": "capture",
