@@ -13,6 +13,7 @@ from leakscope.detect.calibrations import calibrations
 from leakscope.detect.counters import judge_counters, with_counters
 from leakscope.detect.event_files import with_event_files
 from leakscope.detect.forecast import with_forecasts
+from leakscope.detect.recorded_lives import read_recorded
 from leakscope.detect.recorded_verdicts import judge_recorded, with_recorded
 from leakscope.detect.snapshots import judge_states
 from leakscope.model.manifest import Manifest
@@ -36,9 +37,10 @@ def attribute_evidence(
     events = con.execute("SELECT (SELECT count(*) FROM mem_events) + (SELECT count(*) FROM census_sites)").fetchone()
     has_events = bool(events and events[0])
     report = with_counters(report, judge_counters(con, manifest.sources), options.layer, has_events)
+    recorded = read_recorded(con, manifest.sources)
     malloc = any(source.options.get("malloc") for source in manifest.sources if source.kind == "recording")
-    report = with_recorded(report, judge_recorded(con, manifest.sources), options.layer, has_events, malloc)
-    report.calibration = calibrations(con, manifest.sources)
+    report = with_recorded(report, judge_recorded(recorded), options.layer, has_events, malloc)
+    report.calibration = calibrations(con, manifest.sources, recorded)
     others = [v for source in manifest.sources for v in judge_cache(con, source.id)]
     others += judge_states(con, manifest.sources)
     report = _with_others(report, others, options.layer)

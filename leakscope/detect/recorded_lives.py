@@ -6,12 +6,23 @@ A capture has several recordings when its recorder was stopped and started again
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from leakscope.detect.recorded import BRIEF_PID, MIN_READINGS, SAME_START_S, Life, Readings, readings_of
+from leakscope.detect.recorded import (
+    BRIEF_PID,
+    MIN_READINGS,
+    SAME_START_S,
+    Life,
+    Readings,
+    Subject,
+    readings_of,
+    subjects,
+)
+from leakscope.detect.series.judge import MIN_SPAN_S
 from leakscope.model.manifest import Source
 
 if TYPE_CHECKING:
@@ -37,6 +48,39 @@ def zeros_ns(sources: Sequence[Source]) -> dict[int, int]:
             zero_utc = first.start_ns + theirs.realtime_ns - theirs.monotonic_ns
             zeros[source.id] = zero_utc - ours.realtime_ns + ours.monotonic_ns
     return zeros
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the samplers of a capture's recordings read: from the first reading to the last, and whose it is; no
+    subjects where the time is shorter than MIN_SPAN_S."""
+
+    span_s: float
+    subjects: list[Subject]
+
+
+def read_recorded(con: duckdb.DuckDBPyConnection, sources: Sequence[Source]) -> Recorded | None:
+    """The counters of the recordings among ``sources``; None where there are none."""
+    recordings = [source for source in sources if source.kind == "recording"]
+    zeros = zeros_ns(recordings)
+    spans = con.execute(
+        "SELECT source_id, min(ts_ns), max(ts_ns) FROM samples WHERE list_contains(?, source_id) GROUP BY ALL",
+        [list(zeros)],
+    ).fetchall()
+    if not spans:
+        return None
+    first, last = min(low - zeros[one] for one, low, _ in spans), max(high - zeros[one] for one, _, high in spans)
+    span_s = (last - first) / 1e9
+    if span_s < MIN_SPAN_S:
+        return Recorded(span_s, [])
+    scope = recordings[-1].scope
+    found = subjects(
+        recorded_readings(con, recordings),
+        recorded_lives(con, recordings),
+        everyone=bool(scope.get("host_wide")),
+        cgroup=str(scope.get("cgroup", "")),
+    )
+    return Recorded(span_s, found)
 
 
 def recorded_readings(con: duckdb.DuckDBPyConnection, sources: Sequence[Source]) -> Readings:
