@@ -11,6 +11,7 @@ from synthetic import START_NS, SyntheticCapture
 from leakscope.capture import Capture
 from leakscope.detect.recorded import BRIEF_PID, Life, subjects
 from leakscope.detect.recorded_lives import MANY_BRIEF
+from leakscope.record.census.schedule import Schedule
 from leakscope.soak.final import readings_and_lives
 from leakscope.soak.totals import Restarts, Totals
 from leakscope.soak.watch import Plan, Watch
@@ -97,3 +98,16 @@ def test_processes_of_a_moment_are_summed_where_they_are_many(tmp_path: Path) ->
     assert (service.kind, single.name) == ("service", "p7 (PID 7)")  # no process of a moment is judged by itself
     rss = next(counter.value for counter in service.counters if counter.name == "rss")
     assert rss.tolist() == [160.0] * 10
+
+
+def test_readouts_stay_steady_and_parts_bounded() -> None:
+    schedule = Schedule(interval_s=30, flush_s=30, steady=True)
+    # ten readings in each of the first ten intervals, then one each, after days too
+    assert [schedule.readout_gap_s(at) for at in (0, 299, 300, 259_000)] == [3, 3, 30, 30]
+    # a part at most each 5 minutes, 72 hours make fewer than a thousand
+    parts, elapsed = 0, 0.0
+    while elapsed < 72 * 3600:
+        gap = schedule.write_gap_s(elapsed)
+        assert 30 <= gap <= 300
+        elapsed, parts = elapsed + gap, parts + 1
+    assert parts < 1100
