@@ -55,12 +55,13 @@ class Culprit:
     counter: str = ""  # the narrowest counter that shows the cause
     object: str = ""  # what is kept, in words
     owner: str = ""  # of a cache: who pins or references it
+    objects: tuple[str, ...] = ()  # names of what is kept, where it has some; not all where there are many
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; keys that do not apply are left out."""
         values: dict[str, Any] = {"frame": self.frame, "stack": list(self.stack)}
         values |= {"slab_cache": self.slab_cache, "slab_caches": list(self.slab_caches)}
-        values |= {"counter": self.counter, "object": self.object, "owner": self.owner}
+        values |= {"counter": self.counter, "object": self.object, "owner": self.owner, "objects": list(self.objects)}
         return {key: value for key, value in values.items() if value}
 
 

@@ -1,0 +1,115 @@
+"""Collecting live sources into a capture: all at the same time, each a source of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from leakscope.capture.addition import adding_to
+from leakscope.errors import BadInputError
+from leakscope.ingest.files import Imported, enter
+from leakscope.ingest.ids import Numbering
+from leakscope.streams.address import Address
+from leakscope.streams.clock import Deadline
+from nsight_parsers import ParsedReport, ReportError
+
+DEFAULT_S = 10.0
+JOIN_S = 0.1
+
+
+@dataclass(frozen=True)
+class Collecting:
+    """How to collect. ``seconds``: None is ten of streams and of counters, and of Redis as long as its audit takes."""
+
+    seconds: float | None = None
+    interval_s: float = 1.0
+    max_keys: int = 200_000
+    busy_share: float = 0.5  # of the time with a request to Redis under way; about a tenth of it is the server
+
+
+class LiveSource(Protocol):
+    """One live source."""
+
+    def check(self) -> None:
+        """Raises BadInputError, one line, where it cannot be reached or used."""
+
+    def collect(self, deadline: Deadline) -> ParsedReport | Sequence[ParsedReport]:
+        """What it says until the deadline. Raises BadInputError where it breaks off before it said anything."""
+
+
+def collect(addresses: Sequence[Address], capture: Path, how: Collecting | None = None) -> list[Imported]:
+    """Collect ``addresses`` into ``capture``, which is made when it does not exist.
+
+    Nothing is begun unless all can be reached; an interruption by the user ends the collection early and keeps it.
+    Raises BadInputError, OutputIncompleteError; the capture is then as it was.
+    """
+    how = how or Collecting()
+    sources = [_source(address, how) for address in addresses]
+    for source in sources:
+        source.check()
+    deadline = Deadline(DEFAULT_S if how.seconds is None else how.seconds)
+    found = _at_once([lambda source=source: source.collect(deadline) for source in sources], deadline)
+    imported = []
+    with adding_to(capture) as (writer, existing):
+        numbering = Numbering(existing)
+        for address, reports in zip(addresses, found, strict=True):
+            for report in [reports] if isinstance(reports, ParsedReport) else reports:
+                if deadline.stopped:
+                    report.findings.append("ended early by the user")
+                imported.append(enter(writer, numbering, report, address.shown, address.shown))
+    return imported
+
+
+Found = ParsedReport | Sequence[ParsedReport]
+
+
+def _at_once(jobs: Sequence[Callable[[], Found]], deadline: Deadline) -> list[Found]:
+    """Results of ``jobs`` in their order, each run in a thread. The first that fails ends all."""
+    results: list[Found | None] = [None] * len(jobs)
+    errors: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            results[number] = jobs[number]()
+        except BaseException as error:
+            errors.append(error)
+            deadline.stop()
+
+    threads = [threading.Thread(target=run, args=(n,), daemon=True, name=f"collect-{n}") for n in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            try:
+                thread.join(JOIN_S)
+            except KeyboardInterrupt:
+                if deadline.stopped:
+                    raise
+                deadline.stop()
+    if errors:
+        error = errors[0]
+        raise BadInputError(str(error)) from error if isinstance(error, ReportError) else error
+    return [result for result in results if result is not None]
+
+
+def _source(address: Address, how: Collecting) -> LiveSource:
+    if address.kind == "kv_events":
+        from leakscope.streams.kv_subscriber import KvSubscriber
+
+        return KvSubscriber(address)
+    if address.kind == "engine_metrics":
+        from leakscope.streams.engine_metrics import EngineMetrics
+
+        return EngineMetrics(address, how.interval_s)
+    if address.kind == "redis":
+        from leakscope.streams.redis_audit import RedisAudit
+
+        return RedisAudit(address, how)
+    from leakscope.streams.memcached import MemcachedAudit
+
+    return MemcachedAudit(address, how)
+
+
