@@ -163,7 +163,7 @@ class Order(Enum):
 
     NEXT = "next"
     GAP = "gap"  # batches before it are missing
-    REPEATED = "repeated"  # it was here before
+    REPEATED = "repeated"  # it was here before, or comes too late
     RESTART = "restart"  # the publisher began anew
 
 
@@ -172,24 +172,27 @@ class Sequence:
 
     def __init__(self) -> None:
         self.last = -1
+        self._last_ns = 0
         self._seen: OrderedDict[int, int] = OrderedDict()
 
-    def order(self, number: int, payload: bytes) -> Order:
-        """Where batch ``number`` belongs; nothing changes."""
+    def order(self, number: int, ts_ns: int, payload: bytes) -> Order:
+        """Where batch ``number`` of time ``ts_ns`` belongs; nothing changes."""
         if number == self.last + 1:
             return Order.NEXT
         if number > self.last:
             return Order.GAP
-        return Order.REPEATED if self._seen.get(number) == zlib.crc32(payload) else Order.RESTART
+        if ts_ns < self._last_ns or self._seen.get(number) == zlib.crc32(payload):
+            return Order.REPEATED
+        return Order.RESTART
 
     def restart(self) -> None:
         """The publisher counts from 0 again."""
         self.last = -1
         self._seen.clear()
 
-    def accept(self, number: int, payload: bytes) -> None:
+    def accept(self, number: int, ts_ns: int, payload: bytes) -> None:
         """Batch ``number`` is the last one now."""
-        self.last = number
+        self.last, self._last_ns = number, ts_ns
         self._seen[number] = zlib.crc32(payload)
         if len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
@@ -239,7 +242,7 @@ class EventBook:
             return None
         publisher = self._publisher(topic, batch.rank)
         sequence = publisher.sequence
-        order = sequence.order(number, payload)
+        order = sequence.order(number, batch.ts_ns, payload)
         if order is Order.REPEATED:
             self.repeated += 1
             return order
@@ -255,7 +258,7 @@ class EventBook:
                 return order
         self._now_ns = max(self._now_ns, batch.ts_ns)
         self._gap(range(sequence.last + 1, number), publisher)
-        sequence.accept(number, payload)
+        sequence.accept(number, batch.ts_ns, payload)
         self.batches += 1
         self._enter(batch, publisher)
         if len(self._columns["ts_ns"]) >= CHUNK_ROWS:
@@ -348,7 +351,7 @@ class EventBook:
         if self.restarts:
             yield f"the publisher restarted {self.restarts:,} times; what was cached before is gone"
         if self.repeated:
-            yield f"{self.repeated:,} batches came twice and count once"
+            yield f"{self.repeated:,} batches came twice or late and are left out"
         if self.undecodable:
             yield f"{self.undecodable:,} batches or events are of no known form and are left out"
 

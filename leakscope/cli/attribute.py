@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,8 +27,8 @@ def attribute(
         list[str],
         typer.Argument(
             metavar="EVIDENCE…",
-            help="Captures, packed ones too, reports that import knows, and live sources (tcp://HOST:PORT of KV events, "
-            "redis://…, memcached://…, http://…/metrics).",
+            help="Captures, packed ones too, reports that import knows, and live sources (tcp://HOST:PORT of KV "
+            "events, redis://…, memcached://…, http://…/metrics).",
             show_default=False,
         ),
     ],
@@ -102,7 +103,11 @@ def attribute(
 
 
 def _report(
-    evidence: list[str], options: Options, memory: str, duration_s: float | None = None, pool_blocks: int | None = None
+    evidence: Sequence[str | Path],
+    options: Options,
+    memory: str,
+    duration_s: float | None = None,
+    pool_blocks: int | None = None,
 ) -> Report:
     """The report of everything together. Files of other tools and live sources go into a capture for this once; beside
     captures, those without memory events give no verdict of their own."""

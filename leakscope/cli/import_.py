@@ -24,8 +24,10 @@ def import_(
     evidence: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE…", help="Reports to import, and live sources: tcp://HOST:PORT of KV events, redis://…, "
-            "memcached://…, http://…/metrics.", show_default=False
+            metavar="FILE…",
+            help="Reports to import, and live sources: tcp://HOST:PORT of KV events, redis://…, "
+            "memcached://…, http://…/metrics.",
+            show_default=False,
         ),
     ],
     output: Annotated[

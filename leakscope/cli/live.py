@@ -32,7 +32,7 @@ PoolOption = Annotated[
 ]
 
 
-def split_evidence(evidence: Sequence[str]) -> tuple[list[Address], list[Path]]:
+def split_evidence(evidence: Sequence[str | Path]) -> tuple[list[Address], list[Path]]:
     """(live sources, paths). Raises BadInputError for an address that is wrong."""
     from leakscope.streams.address import address_of
 

@@ -10,7 +10,7 @@ from leakscope.detect.attribution import Options, attribute
 from leakscope.detect.cache import judge_cache
 from leakscope.detect.counters import judge_counters, with_counters
 from leakscope.detect.event_files import with_event_files
-from leakscope.detect.key_store import STORES, judge_store
+from leakscope.detect.key_store import STORES, audit_of, judge_store
 from leakscope.detect.kv_verdicts import judge_kv
 from leakscope.detect.snapshots import judge_states
 from leakscope.model.manifest import Manifest
@@ -40,9 +40,9 @@ def attribute_evidence(
     others += judge_kv(con, manifest.sources)
     for source in manifest.sources:
         if source.kind in STORES:
-            verdicts, rows = judge_store(con, source)
-            others += verdicts
-            report.reconciliation += rows
+            audit = audit_of(con, source)
+            report.stores += [audit] if audit else []
+            others += judge_store(audit, source)
     others += judge_states(con, manifest.sources)
     return _with_others(report, others, options.layer)
 

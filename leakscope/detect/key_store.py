@@ -7,14 +7,14 @@ come in the order of the hash table, which makes the part a random sample (strat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from leakscope.model.manifest import Source
-from leakscope.model.results import Culprit, Row, Verdict
+from leakscope.model.results import Culprit, Verdict
+from leakscope.model.stores import Figure, KeyGroup, StoreAudit
 from leakscope.model.words import NEVER
 
 if TYPE_CHECKING:
@@ -24,57 +24,15 @@ STORES = {"redis": "Redis", "memcached": "memcached"}
 STALE_S = 7 * 86_400
 """Keys without a TTL that nobody asked for in seven days are what a cleaning would look at first."""
 Z95 = 1.96
-SHOWN = 10
 BIG_SHARE = 0.1
 BIG_BYTES = 1 << 20
+SPARE = ("fragmentation: free pieces of pages in use", "pages that the allocator keeps")
 SPARE_SHARE = 0.3
 SPARE_BYTES = 64 << 20
 CONTAINERS = ("list", "set", "zset", "hash", "stream")
 
 
-@dataclass(frozen=True)
-class Figure:
-    """An estimate and half the width of its 95 % interval; 0: it is exact."""
-
-    value: float
-    error: float = 0.0
-
-    def __str__(self) -> str:
-        """``3,000`` or ``3,012 ± 45``."""
-        return f"{self.value:,.0f}" + (f" ± {self.error:,.0f}" if self.error else "")
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """The keys of one pattern. ``stale``: without a TTL and idle for STALE_S; ``idle_s``: the longest idle one."""
-
-    pattern: str
-    keys: Figure
-    bytes: Figure
-    without_ttl: Figure
-    without_ttl_bytes: Figure
-    stale: Figure
-    stale_bytes: Figure
-    idle_s: float
-
-
-@dataclass(frozen=True)
-class Audit:
-    """One audit. ``prefixes`` by bytes without a TTL, then by bytes; ``all_keys`` has pattern ''."""
-
-    all_keys: Prefix
-    prefixes: tuple[Prefix, ...]
-    scanned: int
-    total: int
-    largest: tuple[tuple[str, int, str], ...]  # (object, bytes, type or '')
-
-    @property
-    def complete(self) -> bool:
-        """Whether every key was read."""
-        return self.scanned >= self.total
-
-
-def audit_of(con: duckdb.DuckDBPyConnection, source: Source) -> Audit | None:
+def audit_of(con: duckdb.DuckDBPyConnection, source: Source) -> StoreAudit | None:
     """The audit that ``source`` is, None where no key was read."""
     rows = con.execute(
         """
@@ -98,7 +56,7 @@ def audit_of(con: duckdb.DuckDBPyConnection, source: Source) -> Audit | None:
     total = max(scanned, 0 if source.facts.get("complete") else int(source.facts.get("keys", 0)))
     whole = rows.drop(columns=["owner", "idle_s"]).sum()
     whole["idle_s"] = rows["idle_s"].max()
-    prefixes = tuple(_prefix(str(row["owner"]), row, scanned, total) for _, row in rows.iterrows())
+    groups = tuple(_group(str(row["owner"]), row, scanned, total) for _, row in rows.iterrows())
     largest = con.execute(
         "SELECT object, size_bytes FROM cache_events WHERE source_id = ? AND op = 'state' "
         "ORDER BY size_bytes DESC, object LIMIT 20",
@@ -107,17 +65,30 @@ def audit_of(con: duckdb.DuckDBPyConnection, source: Source) -> Audit | None:
     kinds = [str(kind) for kind in source.facts.get("largest_types", [])]
     kinds += [""] * (len(largest) - len(kinds))
     named = tuple((str(name), int(size), kind) for (name, size), kind in zip(largest, kinds, strict=False))
-    return Audit(_prefix("", whole, scanned, total), prefixes, scanned, total, named)
+    memory = memory_split(_last_readings(con, source.id))
+    return StoreAudit(
+        source=source.name,
+        kind=source.kind,
+        all_keys=_group("", whole, scanned, total),
+        groups=groups,
+        scanned=scanned,
+        total=total,
+        largest=named,
+        memory=tuple(memory),
+        resident_bytes=sum(size for _, size in memory),
+        zombies=source.facts.get("zombies"),
+        cost=dict(source.facts.get("cost", {})),
+    )
 
 
-def _prefix(pattern: str, row: pd.Series, scanned: int, total: int) -> Prefix:
+def _group(pattern: str, row: pd.Series, scanned: int, total: int) -> KeyGroup:
     def count(name: str) -> Figure:
         return _estimate(float(row[name]), float(row[name]), scanned, total)
 
     def size(name: str) -> Figure:
         return _estimate(float(row[name]), float(row[f"{name}2"]), scanned, total)
 
-    return Prefix(
+    return KeyGroup(
         pattern, count("n"), size("b"), count("nt"), size("ntb"), count("st"), size("stb"), float(row["idle_s"])
     )
 
@@ -134,25 +105,19 @@ def _estimate(summed: float, squares: float, scanned: int, total: int) -> Figure
     return Figure(total * mean, Z95 * total * float(np.sqrt(variance / scanned * (1 - scanned / total))))
 
 
-def judge_store(con: duckdb.DuckDBPyConnection, source: Source) -> tuple[list[Verdict], list[Row]]:
-    """(verdicts, the leading one first; rows for the reconciliation: prefixes and what the memory is made of)."""
-    counters = _last_readings(con, source.id)
-    split = memory_split(counters)
-    audit = audit_of(con, source)
+def judge_store(audit: StoreAudit | None, source: Source) -> list[Verdict]:
+    """What the audit that ``source`` is says (None: no key was read), the leading verdict first."""
     if audit is None:
-        empty = Verdict("not_leak", "cache_warmup", "host", 0.9, reasons=("the store has no keys",))
-        return [empty], [Row(source.name, what, value, "bytes") for what, value in split]
-    rows = [_prefix_row(source, prefix) for prefix in audit.prefixes[:SHOWN]]
-    rows += [Row(source.name, what, value, "bytes") for what, value in split]
-    found = [_without_ttl(audit, source), *_largest(audit), *_dead(source), *_spare(split)]
-    return sorted(found, key=lambda v: v.verdict != "inconclusive"), rows
+        return [Verdict("not_leak", "cache_warmup", "host", 0.9, reasons=("the store has no keys",))]
+    found = [_without_ttl(audit, source), *_largest(audit), *_dead(source), *_spare(audit)]
+    return sorted(found, key=lambda v: v.verdict != "inconclusive")
 
 
 def memory_split(counters: dict[str, float]) -> list[tuple[str, int]]:
     """What the resident memory of Redis is made of, from INFO memory; the parts add up to it exactly.
 
-    ``used_memory`` → ``allocator_allocated`` → ``allocator_active`` → ``allocator_resident`` → ``used_memory_rss``: each
-    step is a part of its own (redis.io, INFO, section memory). The last can be negative: memory that is swapped out.
+    From ``used_memory`` over ``allocator_allocated``, ``allocator_active`` and ``allocator_resident`` to
+    ``used_memory_rss`` each step is a part (redis.io, INFO, section memory). The last is negative for swapped memory.
     """
     names = ("used_memory_dataset", "used_memory", "allocator_allocated", "allocator_active", "allocator_resident")
     steps = [counters.get(f"redis_{name}") for name in (*names, "used_memory_rss")]
@@ -163,12 +128,11 @@ def memory_split(counters: dict[str, float]) -> list[tuple[str, int]]:
         "keys and values",
         "the server's own: clients, buffers, tables",
         "the allocator's rounding",
-        "fragmentation: free pieces of pages in use",
-        "pages that the allocator keeps",
+        *SPARE,
         "outside the allocator (code, stacks; negative: swapped)",
     )
     sizes = np.diff([0, *known])
-    return [*zip(parts, map(int, sizes), strict=True), ("resident in all (used_memory_rss)", known[-1])]
+    return list(zip(parts, map(int, sizes), strict=True))
 
 
 def _last_readings(con: duckdb.DuckDBPyConnection, source_id: int) -> dict[str, float]:
@@ -179,25 +143,16 @@ def _last_readings(con: duckdb.DuckDBPyConnection, source_id: int) -> dict[str, 
     return {str(name): float(value) for name, value in rows}
 
 
-def _prefix_row(source: Source, prefix: Prefix) -> Row:
-    detail = f"{prefix.keys} keys, {prefix.without_ttl} without TTL"
-    if prefix.bytes.error:
-        detail = f"± {prefix.bytes.error:,.0f} B; {detail}"
-    if prefix.idle_s:
-        detail += f", idle for up to {_span(prefix.idle_s)}"
-    return Row(source.name, f"keys {prefix.pattern}", round(prefix.bytes.value), "bytes", detail)
-
-
-def _without_ttl(audit: Audit, source: Source) -> Verdict:
+def _without_ttl(audit: StoreAudit, source: Source) -> Verdict:
     facts, every = source.facts, audit.all_keys
     exact = facts.get("keys_without_ttl")
     without = Figure(float(exact)) if exact is not None else every.without_ttl
-    reasons = [_coverage(audit, source)]
+    reasons: list[str] = [] if audit.complete else [_coverage(audit)]
     if not without.value:
         return Verdict(
             "not_leak", "cache_warmup", "host", 0.85, reasons=(f"all {audit.total:,} keys have a TTL", *reasons)
         )
-    top = audit.prefixes[0]
+    top = audit.groups[0]
     said = f"{without} of {audit.total:,} keys have no TTL ({every.without_ttl_bytes} bytes)"
     reasons.insert(0, said)
     if top.without_ttl.value:
@@ -210,7 +165,9 @@ def _without_ttl(audit: Audit, source: Source) -> Verdict:
     if source.kind == "memcached" or (limit and policy.startswith("allkeys")):
         reasons.append(f"the store evicts them when it is full ({policy or 'LRU'}, limit {limit:,} bytes)")
         return Verdict("not_leak", "cache_warmup", "host", 0.7, reasons=tuple(reasons))
-    reasons.append(f"nothing ever evicts them ({policy or 'unknown policy'}, " + (f"limit {limit:,})" if limit else "no limit)"))
+    reasons.append(
+        f"nothing ever evicts them ({policy or 'policy unknown'}, {f'limit {limit:,} bytes' if limit else 'no limit'})"
+    )
     return Verdict(
         "inconclusive",
         "keys_without_ttl",
@@ -224,18 +181,12 @@ def _without_ttl(audit: Audit, source: Source) -> Verdict:
     )
 
 
-def _coverage(audit: Audit, source: Source) -> str:
-    cost = source.facts.get("cost", {})
-    part = "all" if audit.complete else f"{audit.scanned / audit.total:.1%}, a random sample: figures are estimates"
-    text = f"{audit.scanned:,} of {audit.total:,} keys were read ({part})"
-    if cost:
-        text += f" with {cost.get('commands', 0):,} commands in {cost.get('seconds', 0):.1f} s"
-        if cost.get("server_cpu_s") is not None:
-            text += f", in which the server used {cost['server_cpu_s']:.2f} s of CPU"
-    return text
+def _coverage(audit: StoreAudit) -> str:
+    share = audit.scanned / audit.total
+    return f"{audit.scanned:,} of {audit.total:,} keys were read ({share:.1%}, a random sample): figures are estimates"
 
 
-def _largest(audit: Audit) -> list[Verdict]:
+def _largest(audit: StoreAudit) -> list[Verdict]:
     name, size, kind = audit.largest[0] if audit.largest else ("", 0, "")
     share = size / audit.all_keys.bytes.value if audit.all_keys.bytes.value else 0.0
     if size < BIG_BYTES or share < BIG_SHARE:
@@ -267,18 +218,9 @@ def _dead(source: Source) -> list[Verdict]:
     return [Verdict("not_leak", "pending_free", "host", 0.7, kept_objects=dead or 0, reasons=tuple(reasons))]
 
 
-def _spare(split: list[tuple[str, int]]) -> list[Verdict]:
-    if not split:
+def _spare(audit: StoreAudit) -> list[Verdict]:
+    spare = sum(size for what, size in audit.memory if what in SPARE)
+    if spare < SPARE_BYTES or spare < SPARE_SHARE * audit.resident_bytes:
         return []
-    spare, resident = split[3][1] + split[4][1], split[-1][1]
-    if spare < SPARE_BYTES or spare < SPARE_SHARE * resident:
-        return []
-    text = f"{spare:,} of {resident:,} resident bytes are free inside the allocator"
+    text = f"{spare:,} of {audit.resident_bytes:,} resident bytes are free inside the allocator"
     return [Verdict("not_leak", "fragmentation", "host", 0.8, kept_bytes=spare, reasons=(text,))]
-
-
-def _span(seconds: float) -> str:
-    for unit, name in ((86_400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * unit:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{seconds:.0f} s"

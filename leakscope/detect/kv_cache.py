@@ -148,7 +148,7 @@ class _Lives:
         """Each insert's parent: the life that its parent's name had at that row, if any."""
         rows = len(events)
         wanted = np.flatnonzero(self._inserted)
-        parents = names.get_indexer(events["parent"].to_numpy(object)[wanted])
+        parents = names.get_indexer(pd.Index(events["parent"].to_numpy(object)[wanted]))
         at = np.searchsorted(keys, parents * rows + wanted) - 1
         found = (parents >= 0) & (at >= 0) & (keys[at] // max(rows, 1) == parents)
         found &= is_insert[at]

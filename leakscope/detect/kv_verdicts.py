@@ -67,9 +67,11 @@ def judge_kv(con: duckdb.DuckDBPyConnection, sources: Sequence[Source]) -> list[
 def judge_pool(pool: Pool, idle: Idle | None, source: Source) -> Verdict:
     """One pool, with what the metrics of its engine say, if there are any."""
     told = pool.turnover >= 1
-    facts = [_turnover(pool)]
+    facts: list[str] = [_turnover(pool)]
     if pool.gaps:
-        facts.append(f"{pool.gaps:,} gaps in the sequence: blocks that were cached before the last one are unknown since")
+        facts.append(
+            f"{pool.gaps:,} gaps in the sequence: blocks that were cached before the last one are unknown since"
+        )
     idle_held = idle.held if idle else None
     missing = ["the size of the pool, estimated from its content (--pool-blocks, ?pool= or the metrics address say it)"]
     missing = missing if pool.estimated else []
@@ -85,7 +87,9 @@ def judge_pool(pool: Pool, idle: Idle | None, source: Source) -> Verdict:
         if idle and idle_held:
             reasons.append(_while_idle(idle))
             if idle_held > len(pool.held) + 0.5:
-                reasons.append(f"{idle_held - len(pool.held):,.0f} of these are not told by the events: used again lately")
+                reasons.append(
+                    f"{idle_held - len(pool.held):,.0f} of these are not told by the events: used again lately"
+                )
         else:
             reasons.append(
                 "a request that has run for so long, or a prompt that is repeated whole and answered in less than a "
@@ -119,8 +123,8 @@ def judge_pool(pool: Pool, idle: Idle | None, source: Source) -> Verdict:
             reasons=(f"not enough turnover: {pool.turnover:.2f} of 1.0", *facts),
             missing=(*missing, "evictions: record on until the pool has turned over once, or add the metrics address"),
         )
-    reasons = (f"no block outlived its use: {pool.cached:,} are cached", *facts)
-    return Verdict("not_leak", "cache_warmup", "gpu", 0.8, reasons=reasons, missing=tuple(missing))
+    why = (f"no block outlived its use: {pool.cached:,} are cached", *facts)
+    return Verdict("not_leak", "cache_warmup", "gpu", 0.8, reasons=why, missing=tuple(missing))
 
 
 def judge_idle(idle: Idle) -> Verdict | None:
@@ -210,7 +214,9 @@ def _turnover(pool: Pool) -> str:
 
 
 def _while_idle(idle: Idle) -> str:
-    blocks = f"{idle.held:,.0f} of {idle.pool_blocks:,} blocks are" if idle.pool_blocks else f"{idle.ratio:.2%} of it is"
+    blocks = (
+        f"{idle.held:,.0f} of {idle.pool_blocks:,} blocks are" if idle.pool_blocks else f"{idle.ratio:.2%} of it is"
+    )
     return f"with no request running or waiting {blocks} held"
 
 

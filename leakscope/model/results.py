@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from leakscope.model.stores import StoreAudit
 from leakscope.model.words import KINDS_NOT_ADDED
 
 SCHEMA = "leakscope-report/1"
@@ -361,4 +362,5 @@ class Report:
     inputs: list[dict[str, Any]] = field(default_factory=list)
     joins: list[JoinOutcome] = field(default_factory=list)
     clocks: list[Row] = field(default_factory=list)  # one a source that was aligned: its residual, with how
+    stores: list[StoreAudit] = field(default_factory=list)  # audits of key-value stores
     judged: bool = True  # False: evidence that has no memory in it; its verdict does not count beside others

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from leakscope.errors import BadInputError
@@ -18,8 +19,9 @@ KINDS = {
     "https": "engine_metrics",
 }
 """Scheme → kind of the source in the capture's manifest."""
-OPTIONS = {"kv_events": {"replay", "topic", "pool"}, "redis": {"db"}}
+OPTIONS = {"kv_events": {"replay", "topic", "pool"}, "redis": {"db", "events"}}
 """What may stand behind ``?``; of a metrics address everything, it is the server's."""
+_SHORTENED = re.compile(rf"^({'|'.join(KINDS)}):/")
 SCHEME = re.compile(rf"({'|'.join(KINDS)})://", re.IGNORECASE)
 
 
@@ -45,8 +47,13 @@ class Address:
         return port if port is not None else default or 0
 
 
-def address_of(text: str) -> Address | None:
-    """The address in ``text``, None where it is no address (but a file). Raises BadInputError for one that is wrong."""
+def address_of(text: str | Path) -> Address | None:
+    """The address in ``text``, None where it is no address but a file. Raises BadInputError for one that is wrong.
+
+    A path has lost the second slash of an address; it is put back.
+    """
+    if isinstance(text, Path):
+        text = _SHORTENED.sub(lambda m: f"{m[1]}://{'/' if m[1] == 'unix' else ''}", str(text))
     if not SCHEME.match(text):
         return None
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -51,7 +52,7 @@ def collect(addresses: Sequence[Address], capture: Path, how: Collecting | None 
     for source in sources:
         source.check()
     deadline = Deadline(DEFAULT_S if how.seconds is None else how.seconds)
-    found = _at_once([lambda source=source: source.collect(deadline) for source in sources], deadline)
+    found = _at_once([partial(source.collect, deadline) for source in sources], deadline)
     imported = []
     with adding_to(capture) as (writer, existing):
         numbering = Numbering(existing)
@@ -90,8 +91,9 @@ def _at_once(jobs: Sequence[Callable[[], Found]], deadline: Deadline) -> list[Fo
                     raise
                 deadline.stop()
     if errors:
-        error = errors[0]
-        raise BadInputError(str(error)) from error if isinstance(error, ReportError) else error
+        if isinstance(errors[0], ReportError):
+            raise BadInputError(str(errors[0])) from None
+        raise errors[0]
     return [result for result in results if result is not None]
 
 
@@ -111,5 +113,3 @@ def _source(address: Address, how: Collecting) -> LiveSource:
     from leakscope.streams.memcached import MemcachedAudit
 
     return MemcachedAudit(address, how)
-
-

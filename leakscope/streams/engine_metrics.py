@@ -7,6 +7,7 @@ Of several readings of one counter in one scrape (a tensor-parallel rank each) t
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import math
 import urllib.error
@@ -72,35 +73,19 @@ class EngineMetrics:
 
     def collect(self, deadline: Deadline) -> ParsedReport:
         """Readings until the deadline, two at least."""
-        rows: list[tuple[int, str, str, float]] = []
-        failed = 0
+        readings: list[tuple[int, Reading]] = []
         scrapes = 0
         while True:
             now_ns = utc_ns()
-            try:
-                rows += [(now_ns, engine, name, value) for (name, engine), value in self.read().items()]
-            except BadInputError:
-                failed += 1
+            with contextlib.suppress(BadInputError):
+                readings.append((now_ns, self.read()))
             scrapes += 1
-            over = deadline.wait(self.interval_s)
-            if over and scrapes >= 2:
+            if deadline.wait(self.interval_s) and scrapes >= 2:
                 break
-        if not rows:
+        if not any(reading for _, reading in readings):
             raise BadInputError(f"{self.address.shown}: answered no more")
-        ts_ns, engines, names, values = (list(column) for column in zip(*rows, strict=True))
-        samples = build_table(
-            "samples", len(rows), ts_ns=ts_ns, scope="service", scope_id=engines, counter=names, value=values
-        )
-        findings = [f"{failed:,} of {scrapes:,} readings failed"] if failed else []
-        return ParsedReport(
-            {"samples": samples},
-            findings,
-            "engine metrics",
-            kind="engine_metrics",
-            facts={"readings": scrapes - failed},
-            limits=list(LIMITS),
-            clock="utc",
-        )
+        failed = scrapes - len(readings)
+        return report_of(readings, [f"{failed:,} of {scrapes:,} readings failed"] if failed else [])
 
     def _text(self) -> str:
         url = self.address.url
@@ -124,6 +109,24 @@ class EngineMetrics:
         if len(content) > MAX_BYTES:
             raise BadInputError(f"{self.address.shown}: answers with more than {MAX_BYTES >> 20} MiB")
         return content.decode("utf-8", "replace")
+
+
+def report_of(readings: list[tuple[int, Reading]], findings: list[str]) -> ParsedReport:
+    """The source that ``readings``, (time in ns, counters) each, are."""
+    rows = [(ts, engine, name, value) for ts, reading in readings for (name, engine), value in reading.items()]
+    ts_ns, engines, names, values = (list(column) for column in zip(*rows, strict=True))
+    samples = build_table(
+        "samples", len(rows), ts_ns=ts_ns, scope="service", scope_id=engines, counter=names, value=values
+    )
+    return ParsedReport(
+        {"samples": samples},
+        findings,
+        "engine metrics",
+        kind="engine_metrics",
+        facts={"readings": len(readings)},
+        limits=list(LIMITS),
+        clock="utc",
+    )
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -7,7 +7,8 @@ import re
 import secrets
 from collections.abc import Sequence
 
-SEPARATORS = re.compile(r"([:/|]|(?<=\D)\.(?=\D))")
+SEPARATORS = re.compile(r"([:/|])")
+DOTS = re.compile(r"((?<=[A-Za-z])\.)")
 MAX_SEGMENTS = 8
 MAX_WORDS = 32
 """More different words than this in one place of a pattern are values, not names."""
@@ -21,7 +22,7 @@ _KINDS = (
     (re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"), "{uuid}"),
     (re.compile(r"(?=[^0-9]*[0-9])[0-9a-fA-F]{8,}"), "{hex}"),
     (re.compile(r"[^@\s]+@[^@\s]+"), "{email}"),
-    (re.compile(r"[\w=+-]*"), "{id}"),
+    (re.compile(r"[\w=+-]*", re.ASCII), "{id}"),
 )
 
 
@@ -33,7 +34,8 @@ class KeyPatterns:
 
     def segments(self, key: bytes) -> tuple[str, ...]:
         """The parts of one key and what separates them, values already as placeholders."""
-        parts = SEPARATORS.split(key[:MAX_KEY_BYTES].decode("utf-8", "replace"))
+        whole = SEPARATORS.split(key[:MAX_KEY_BYTES].decode("utf-8", "replace"))
+        parts = [piece for part in whole for piece in ([part] if "@" in part else DOTS.split(part))]
         kept = [part if number % 2 else _segment(part) for number, part in enumerate(parts[: 2 * MAX_SEGMENTS - 1])]
         return tuple(kept) + (("…",) if len(parts) >= 2 * MAX_SEGMENTS else ())
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from leakscope.errors import BadInputError
@@ -19,7 +20,7 @@ from leakscope.streams.clock import Deadline
 from nsight_parsers import ParsedReport
 from nsight_parsers.kv_events import EXTRA, LIMITS, EventBook, Frame
 
-CONNECT_S = 3.0
+CONNECT_S = 2.0
 REPLAY_S = 5.0
 """The longest wait for one answer of the replay socket."""
 POLL_MS = 50
@@ -38,6 +39,7 @@ class KvSubscriber:
         self.port = address.port()
         self.replay = _replay_endpoint(address)
         self.pool_blocks = _pool(address)
+        self.book = EventBook()
         self.findings: list[str] = []
 
     def check(self) -> None:
@@ -53,7 +55,7 @@ class KvSubscriber:
         """All batches until the deadline, with those that the publisher still has in its replay buffer."""
         import zmq
 
-        book = EventBook()
+        book = self.book
         with contextlib.ExitStack() as stack:
             context = stack.enter_context(zmq.Context())
             socket_ = stack.enter_context(context.socket(zmq.SUB))
@@ -66,22 +68,29 @@ class KvSubscriber:
             if not monitor.poll(round(CONNECT_S * 1000)):
                 raise BadInputError(f"{self.address.shown}: something listens there, but no ZeroMQ publisher")
             socket_.disable_monitor()
-            while deadline.left_s() > 0:
-                if not socket_.poll(min(POLL_MS, round(deadline.left_s() * 1000) + 1)):
-                    continue
-                frame = _frame(socket_.recv_multipart())
-                if frame is None:
-                    book.undecodable += 1
-                    continue
-                topic = frame[0]
-                book.add(*frame, refill=lambda missing, topic=topic: self._frames(context, topic, missing.start))
-                if book.rows > MAX_ROWS:
-                    self.findings.append(f"ended early: more than {MAX_ROWS:,} blocks")
+            while (left_s := deadline.left_s()) > 0 and book.rows <= MAX_ROWS:
+                if socket_.poll(min(POLL_MS, round(left_s * 1000) + 1)):
+                    self._enter(context, socket_.recv_multipart())
+            for _ in range(HIGH_WATER):  # what has arrived by then counts
+                if not socket_.poll(0) or book.rows > MAX_ROWS:
                     break
+                self._enter(context, socket_.recv_multipart())
+            if book.rows > MAX_ROWS:
+                self.findings.append(f"ended early: more than {MAX_ROWS:,} blocks")
             if not book.batches:  # a quiet engine: what it did before is all there is
                 for frame in self._frames(context, "", 0):
                     book.add(*frame)
         return self._report(book)
+
+    def _enter(self, context: Any, parts: list[bytes]) -> None:
+        frame = _frame(parts)
+        if frame is None:
+            self.book.undecodable += 1
+        else:
+            self.book.add(*frame, refill=partial(self._refill, context, frame[0]))
+
+    def _refill(self, context: Any, topic: str, missing: range) -> Iterator[Frame]:
+        return self._frames(context, topic, missing.start)
 
     def _frames(self, context: Any, topic: str, first: int) -> Iterator[Frame]:
         """What the publisher still has from batch ``first`` on; nothing without a replay socket."""
@@ -104,7 +113,8 @@ class KvSubscriber:
                 frame = _frame([b"", *parts[-2:]] if len(parts) in (2, 3) else parts)
                 if frame is not None:
                     yield topic, frame[1], frame[2]
-        self.findings.append(f"the replay socket did not answer for {REPLAY_S:g} s")
+        self.findings.append(f"the replay socket did not answer for {REPLAY_S:g} s and was not asked again")
+        self.replay = ""
 
     def _report(self, book: EventBook) -> ParsedReport:
         findings = [*book.findings(), *dict.fromkeys(self.findings)]

@@ -99,7 +99,9 @@ class MemcachedAudit:
         while (line := link.line()) != b"END":
             found = LINE.match(line)
             if found is None:
-                raise BadInputError(f"{self.address.shown}: does not list its items: {line[:60].decode('ascii', 'replace')!r}")
+                raise BadInputError(
+                    f"{self.address.shown}: does not list its items: {line[:60].decode('ascii', 'replace')!r}"
+                )
             name, exp, access, size = found.groups()
             items.append((unquote_to_bytes(name), int(exp), int(access), int(size)))
             if len(items) >= self.how.max_keys or deadline.left_s() <= 0:

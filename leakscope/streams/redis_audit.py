@@ -8,6 +8,7 @@ deletes the expired keys that a SCAN comes across, as it does on any access.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 BATCH = 500
 TIMEOUT_S = 5.0
+MAX_EVENT_KINDS = 64
 TYPED = 20
 """Of so many of the largest keys the type is asked."""
 IDLE_BEYOND_NS = 1_000_000_000  # the idle clock ticks in seconds
@@ -53,6 +55,7 @@ class RedisAudit:
         self._only = _database(address)
         self._clients: dict[int, Any] = {}
         self._readings: list[tuple[int, dict[str, float]]] = []
+        self._findings: list[str] = []
         self._missing: dict[str, str] = {}  # command → why it has no answers
 
     def check(self) -> None:
@@ -71,6 +74,7 @@ class RedisAudit:
     def _collect(self, deadline: Deadline) -> list[ParsedReport]:
         before, began = self._info(), time.monotonic()
         start_ns = utc_ns()
+        events = self._events()
         keys, _ = keyspace(before)
         wanted = [self._only] if self._only is not None else sorted(keys)
         lfu = "lfu" in str(before.get("maxmemory_policy", ""))
@@ -84,13 +88,33 @@ class RedisAudit:
         if self.how.seconds is not None:
             while not deadline.wait(self.how.interval_s):
                 self._info()
+                if events is not None:
+                    events.read()
+        if events is not None:
+            events.read()
+            self._readings[-1][1].update(events.counters())
+            events.close()
         biggest = max((row.size for row in rows), default=0)
         self._readings[-1][1]["redis_biggest_key"] = float(biggest)
         return self._reports(tables, facts)
 
+    def _events(self) -> KeyEvents | None:
+        """The server's own notices of what happens to keys, where the user asks for them and they are on already."""
+        if self.address.options.get("events") != "1":
+            return None
+        client = self._client(0)
+        try:
+            setting = self._asked(client.config_get, "notify-keyspace-events").get("notify-keyspace-events", "")
+        except BadInputError:
+            setting = ""
+        if "E" not in setting:
+            self._findings.append("keyspace events are off at the server and stay off: no setting is changed here")
+            return None
+        return KeyEvents(client)
+
     def _reports(self, tables: dict[str, Any], facts: dict[str, Any]) -> list[ParsedReport]:
         shown = self.address.shown
-        findings = [f"{command} has no answers ({why})" for command, why in self._missing.items()]
+        findings = self._findings + [f"{command} has no answers ({why})" for command, why in self._missing.items()]
         if len(self._readings) >= ENOUGH_READINGS:
             series = [(ts, c | {"rss": c["redis_used_memory_rss"]}) for ts, c in self._readings]
             samples = samples_of(series, shown)
@@ -246,6 +270,30 @@ class RedisAudit:
             raise BadInputError(f"{self.address.shown}: cannot be reached: {why}") from None
         except (errors.RedisError, UnicodeError, ValueError) as error:
             raise BadInputError(f"{self.address.shown}: is no Redis server: {type(error).__name__}") from None
+
+
+class KeyEvents:
+    """Notices of what happens to keys, counted by kind; which keys is not kept. Redis drops them for slow readers."""
+
+    def __init__(self, client: Any) -> None:
+        self._counts: dict[str, int] = {}
+        self._pubsub = client.pubsub(ignore_subscribe_messages=True)
+        self._pubsub.psubscribe("__keyevent@*__:*")
+
+    def read(self) -> None:
+        """Count what has come so far."""
+        while (message := self._pubsub.get_message(timeout=0.05)) is not None:
+            kind = re.sub(r"[^a-z_]", "", message["channel"].decode("ascii", "replace").rpartition(":")[2])[:32]
+            if kind in self._counts or len(self._counts) < MAX_EVENT_KINDS:
+                self._counts[kind] = self._counts.get(kind, 0) + 1
+
+    def counters(self) -> dict[str, float]:
+        """``redis_event_<kind>_total``."""
+        return {f"redis_event_{kind}_total": float(count) for kind, count in self._counts.items()}
+
+    def close(self) -> None:
+        """Subscribe to nothing any more."""
+        self._pubsub.close()
 
 
 class _Key:

@@ -48,9 +48,7 @@ def samples_of(readings: list[tuple[int, dict[str, float]]], server: str) -> pa.
     """``samples`` of readings, (time in ns, counters) each."""
     rows = [(ts_ns, name, value) for ts_ns, counters in readings for name, value in counters.items()]
     ts_ns, names, values = (list(column) for column in zip(*rows, strict=True))
-    return build_table(
-        "samples", len(rows), ts_ns=ts_ns, scope="service", scope_id=server, counter=names, value=values
-    )
+    return build_table("samples", len(rows), ts_ns=ts_ns, scope="service", scope_id=server, counter=names, value=values)
 
 
 def byte_counters(readings: list[tuple[int, dict[str, float]]]) -> list[str]:
