@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from leakscope.model.tables import TABLES
+from leakscope.model.words import CACHE_OPS
 from nsight_parsers import ReportError
-from nsight_parsers.arrow import build_table
+from nsight_parsers.arrow import Coded, Interned, build_table
 
 EXTRA = "pip install 'leakscope[cache]'"
 STORED, REMOVED, CLEARED = "BlockStored", "BlockRemoved", "AllBlocksCleared"
@@ -37,6 +38,7 @@ ARRAY_FIELDS = {
 }
 """Positions behind the name in the array form, as of its last release (vLLM 0.22); older ones end sooner."""
 DEFAULT_MEDIUM = "GPU"
+INSERT, EVICT = CACHE_OPS.index("insert"), CACHE_OPS.index("evict")
 MAX_PAYLOAD_BYTES = 64 << 20
 MAX_BLOCKS_OF_EVENT = 1 << 20
 MAX_TEXT = 64
@@ -225,6 +227,7 @@ class EventBook:
         self.groups: set[int] = set()
         self._publishers: dict[tuple[str, int], _Publisher] = {}
         self._columns: dict[str, list[Any]] = {name: [] for name in ("ts_ns", "op", "object", "parent", "medium")}
+        self._media = Interned()
         self._chunks: list[pa.Table] = []
         self._losses: list[tuple[int, str, int, str]] = []
         self._now_ns = 0
@@ -286,6 +289,7 @@ class EventBook:
         if batch.unknown:
             self.undecodable += batch.unknown
             self._losses.append((self._now_ns, "undecodable_event", batch.unknown, "events of a kind unknown here"))
+        ts_ns, ops, objects, parents, media = self._columns.values()
         for event in batch.events:
             if isinstance(event, Cleared):
                 self._row("clear", "", "", DEFAULT_MEDIUM + publisher.suffix)
@@ -295,20 +299,20 @@ class EventBook:
             place = ("" if medium == DEFAULT_MEDIUM else f"{medium}/") + (f"g{event.group}/" if event.group else "")
             self.groups.add(event.group)
             names = [place + name for name in event.hashes] if place else event.hashes
-            first = self._now_ns + 1
-            self._now_ns += len(names)
-            self.blocks += len(names)
+            count = len(names)
             stored = isinstance(event, Stored)
-            self._columns["ts_ns"].extend(range(first, first + len(names)))
-            self._columns["op"].extend(["insert" if stored else "evict"] * len(names))
-            self._columns["object"].extend(names)
-            self._columns["medium"].extend([medium] * len(names))
+            ts_ns.extend(range(self._now_ns + 1, self._now_ns + 1 + count))
+            self._now_ns += count
+            self.blocks += count
+            ops.extend([INSERT if stored else EVICT] * count)
+            objects.extend(names)
+            media.extend([self._media.code(medium)] * count)
             if isinstance(event, Stored):
                 self.block_tokens = self.block_tokens or event.block_tokens
-                self._columns["parent"].append(place + event.parent if event.parent else "")
-                self._columns["parent"].extend(names[:-1])
+                parents.append(place + event.parent if event.parent else "")
+                parents.extend(names[:-1])
             else:
-                self._columns["parent"].extend([""] * len(names))
+                parents.extend([""] * count)
 
     def _without_object(self, op: str, publisher: _Publisher) -> None:
         for medium in publisher.media or {"": None}:
@@ -316,13 +320,17 @@ class EventBook:
 
     def _row(self, op: str, name: str, parent: str, medium: str) -> None:
         self._now_ns += 1
-        for column, value in zip(self._columns.values(), (self._now_ns, op, name, parent, medium), strict=True):
+        values = (self._now_ns, CACHE_OPS.index(op), name, parent, self._media.code(medium))
+        for column, value in zip(self._columns.values(), values, strict=True):
             column.append(value)
 
     def _flush(self) -> None:
         rows = len(self._columns["ts_ns"])
         if rows:
-            self._chunks.append(build_table("cache_events", rows, **self._columns))
+            columns = dict(self._columns)
+            columns["op"] = Coded(columns["op"], CACHE_OPS)
+            columns["medium"] = Coded(columns["medium"], self._media.words)
+            self._chunks.append(build_table("cache_events", rows, **columns))
             for column in self._columns.values():
                 column.clear()
 

@@ -79,7 +79,7 @@ def planted(server: Server) -> redis.Redis:
         client.set(f"session:{uuid.UUID(int=number << 64)}", "x" * 100)
     for number in range(200):
         client.set(f"user:{number}:profile", "y" * 50, ex=3600)
-    client.rpush("queue:jobs", *["z" * 100] * 5000)
+    client.rpush("queue:jobs", *["z" * 100] * 15_000)
     for number in range(100):
         name = f"session:{uuid.UUID(int=number << 64)}"
         client.restore(name, 0, client.dump(name), replace=True, idletime=10 * 86_400)

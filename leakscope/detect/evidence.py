@@ -47,6 +47,11 @@ def attribute_evidence(
     return _with_others(report, others, options.layer)
 
 
+def _rank(verdict: Verdict) -> tuple[int, bool]:
+    """Leaks first; of what stays open that which names something first."""
+    return VERDICTS.index(verdict.verdict), verdict.verdict == "inconclusive" and verdict.culprit is None
+
+
 def _with_others(report: Report, others: list[Verdict], layer: str | None) -> Report:
     """Verdicts of evidence of another kind. What says more goes before what is general (nothing keeps growing)."""
     others = [v for v in others if layer is None or v.layer in ("", layer)]
@@ -57,7 +62,7 @@ def _with_others(report: Report, others: list[Verdict], layer: str | None) -> Re
         own.verdict == "inconclusive" and own.kind == "missing_data"
     )
     own_all = [own, *report.findings]
-    ranked = [*others, *own_all] if weak else sorted([*own_all, *others], key=lambda v: VERDICTS.index(v.verdict))
+    ranked = [*others, *own_all] if weak else sorted([*own_all, *others], key=_rank)
     if weak and own.kind == "missing_data":
         ranked.remove(own)  # there is other evidence
     report.verdict = replace(ranked[0], missing=tuple(dict.fromkeys((*ranked[0].missing, *own.missing))))
