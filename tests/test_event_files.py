@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from leakscope.cli.main import main
 from leakscope.detect.cache import judge_events
 from leakscope.detect.pair import judge_pair
+from leakscope.model.words import NEVER
 from nsight_parsers import ReportError
 from nsight_parsers.cache_log import parse_cache_log
 from nsight_parsers.memory_events import parse_events_meta, parse_memory_events
@@ -278,6 +280,36 @@ def test_cache_log_of_json_lines(tmp_path: Path) -> None:
         ("insert", "a", 7, "x", ""), ("view", "b", 1, "y", "a"),
     ]  # fmt: skip
     assert any("1 lines" in finding for finding in report.findings)
+
+
+def test_what_a_cache_log_says_beyond_lives(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    path.write_text(
+        '{"ts_ns": 1764500000123456789, "op": "insert", "obj": "a", "ttl_ns": 5000000000, "refcount": 2, '
+        '"stack": "main (a.py:3);take (b.py:9)", "generation": "m1", "last_access_ns": null}\n'
+        '{"ts_ns": 1764500000123456790, "op": "state", "obj": "b", "ttl_ns": -1, "parent": "a", '
+        '"last_access_ns": 1764500000000000001}\n'
+        '{"ts_ns": 1764500000123456791, "op": "state", "obj": "c", "expires_ns": 1764500000000000003}\n'
+        '{"ts_ns": 1764500000123456792, "op": "clear", "medium": "GPU"}\n'
+        '{"ts_ns": 1764500000123456793, "op": "access"}\n'
+    )
+
+    report = parse_cache_log(path)
+
+    rows = report.tables["cache_events"].to_pylist()
+    names = ("op", "object", "expires_ns", "last_access_ns", "parent", "medium", "generation", "user_stack")
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        ("insert", "a", 1764500005123456789, 0, "", "", "m1", 1),
+        ("state", "b", NEVER, 1764500000000000001, "a", "", "", 0),
+        ("state", "c", 1764500000000000003, 0, "", "", "", 0),
+        ("clear", "", 0, 0, "", "GPU", "", 0),
+    ]
+    assert [row["refcount"] for row in rows[:1]] == [2]
+    assert all(math.isnan(row["refcount"]) for row in rows[1:])
+    assert [(f["function"], f["file"], f["line"], f["kind"]) for f in report.tables["frames"].to_pylist()] == [
+        ("main", "a.py", 3, "python"), ("take", "b.py", 9, "python"),
+    ]  # fmt: skip
+    assert any("1 lines" in finding for finding in report.findings)  # an access to nothing
 
 
 def test_head_against_baseline(tmp_path: Path) -> None:
