@@ -18,26 +18,22 @@ V = TypeVar("V")
 class Entry(Generic[K, V]):
     """One life of a key: a key that is set again gets a new entry.
 
-    ``live``: lookups find it. An entry that is no longer live stays resident until its last reference is released.
+    ``live``: it is in its generation's mapping. One that is not stays resident until its last reference is released.
     """
 
     number: int  # unique in its cache
     key: K
     value: V | None  # None once freed
-    size_bytes: int
+    size: int
     owner: str
     label: str  # its name in events
     inserted_s: float
     expires_s: float
     generation: Generation[K, V]
+    told_s: float  # when an event last told of a use
     references: int = 0
     live: bool = True
     cause: str = ""  # why it is no longer live
-
-    @property
-    def reachable(self) -> bool:
-        """Whether lookups and upgrades may still give it out, its deadline aside."""
-        return self.live and not self.generation.retired
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,34 +54,34 @@ class Held:
     key: Hashable
     owner: str
     age_s: float
-    size_bytes: int
+    size: int
     stack: str
     """``function (file:line)`` joined by ``;``, outermost first."""
 
 
 @dataclass(frozen=True)
 class CacheStats:
-    """Counts since the cache was made, and what is resident now."""
+    """Counts since the cache was made, and what is resident now. Sizes are in what ``getsizeof`` returns."""
 
     hits: int
     misses: int
-    """Lookups that found nothing, those of expired entries too."""
+    """Lookups that found nothing to give out, ``stale`` included."""
     stale: int
-    """Lookups that found an entry past its time; it was not given out."""
+    """Lookups that found an entry past its time."""
     inserts: int
     evictions: dict[str, int]
-    """By cause: capacity, ttl, replaced, deleted, generation."""
+    """Freed entries by cause: capacity, ttl, replaced, deleted, generation."""
     insert_fails: int
-    leaked_handles: int
+    dropped_handles: int
     """Strong handles that were collected without a release."""
-    resident_bytes: int
-    unreachable_bytes: int
-    """Of these: expired, deleted, replaced or invalidated, and kept by strong handles or not yet swept."""
-    held_objects: int
+    size: int
+    unreachable_size: int
+    """Of ``size``: what no lookup finds any more, kept by strong handles or not swept yet."""
+    held_entries: int
     """Entries with a strong handle."""
 
     @property
     def hit_ratio(self) -> float:
-        """Hits of all lookups, NaN before the first."""
+        """Hits of all lookups; NaN before the first."""
         lookups = self.hits + self.misses
         return self.hits / lookups if lookups else float("nan")

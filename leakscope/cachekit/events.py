@@ -1,7 +1,7 @@
 """Lives of cache objects as JSON lines that leakscope reads as cache events.
 
-One line an event: ``ts_ns``, ``op`` (insert, evict, ref, unref, insert_fail), ``obj``, ``size`` in bytes, ``owner``,
-and where they apply ``hold`` (the handle that a ref or unref is of), ``stack`` (where it was made), ``ttl_ns`` and
+One line an event: ``ts_ns``, ``op`` (insert, evict, access, ref, unref, insert_fail, invalidate), ``obj``, ``size``
+in bytes, ``owner``, and where they apply ``hold`` (the handle that a ref or unref is of), ``stack`` (where it was made), ``ttl_ns`` and
 ``cause``. Keys and values of the cache never get in: a key may be a prompt.
 """
 
@@ -25,7 +25,7 @@ class EventLog:
 
     Events are kept back until there are 64 KiB of them or a second has passed; caches with a sweeper flush at each
     sweep, and the end of the interpreter does. A file that cannot be written (disk full) never harms the service:
-    the events are dropped, counted in :attr:`lost`, and the file says so with an event ``lost`` once it can be
+    the events are dropped, counted in :attr:`lost`, and the file says so with an event ``gap`` once it can be
     written again. Raises OSError when the file cannot be opened.
     """
 
@@ -41,6 +41,7 @@ class EventLog:
         self._bytes = 0
         self._flushed_s = time.monotonic()
         self._untold = 0
+        self._last_ns = 0
         self._torn = False
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
         atexit.register(self.close)
@@ -48,7 +49,9 @@ class EventLog:
     def emit(self, op: str, obj: str, size: int = 0, owner: str = "", **more: str | int | list[list[int]]) -> None:
         """Adds one event at the time of the call. ``size`` in bytes; a closed log drops it and counts it."""
         with self._lock:
-            event = {"ts_ns": self._clock_ns(), "op": op, "obj": obj, "size": size, "owner": owner, **more}
+            # Never the same time twice, so that the order of events survives any sort by time.
+            self._last_ns = max(self._last_ns + 1, self._clock_ns())
+            event = {"ts_ns": self._last_ns, "op": op, "obj": obj, "size": size, "owner": owner, **more}
             line = _encode(event)
             self._lines.append(line)
             self._bytes += len(line)
@@ -82,7 +85,7 @@ class EventLog:
             return
         notice = []
         if self._untold:
-            event = {"ts_ns": self._clock_ns(), "op": "lost", "obj": "", "size": 0, "owner": "", "count": self._untold}
+            event = {"ts_ns": self._last_ns, "op": "gap", "obj": "", "size": 0, "owner": "", "count": self._untold}
             notice = [_encode(event)]
         head = b"\n" if self._torn else b""
         data = head + "".join(f"{line}\n" for line in (*notice, *lines)).encode()

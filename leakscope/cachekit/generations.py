@@ -55,6 +55,7 @@ class Generation(Generic[K, V]):
 
     fingerprint: Fingerprint | None
     policy: Policy
+    name: str  # in events; of one generation only, even of those with the same fingerprint
     entries: dict[K, Entry[K, V]] = field(default_factory=dict)
     retired: bool = False
 
@@ -62,17 +63,22 @@ class Generation(Generic[K, V]):
 class Generations(Generic[K, V]):
     """The generations of a cache, the current one and those that are being freed. Not thread-safe by itself."""
 
-    def __init__(self, policy: Callable[[], Policy], fingerprint: Fingerprint | None) -> None:
-        self._policy = policy
-        self.current: Generation[K, V] = Generation(fingerprint, policy())
-        self.by_fingerprint: dict[Fingerprint | None, Generation[K, V]] = {fingerprint: self.current}
+    def __init__(self, cache: str, policy: Callable[[], Policy], fingerprint: Fingerprint | None) -> None:
+        self._cache, self._policy, self._made = cache, policy, 0
+        self.by_fingerprint: dict[Fingerprint | None, Generation[K, V]] = {}
         self.retired: list[Generation[K, V]] = []
+        self.current: Generation[K, V]
+        self.activate(fingerprint)
 
     def activate(self, fingerprint: Fingerprint | None) -> None:
         """Makes the generation of ``fingerprint`` current, an empty one if it is new. O(1)."""
-        known = self.by_fingerprint.get(fingerprint)
-        self.current = known or Generation(fingerprint, self._policy())
-        self.by_fingerprint[fingerprint] = self.current
+        known = self.by_fingerprint.items()
+        self.by_fingerprint = {key: generation for key, generation in known if generation.entries}
+        if fingerprint not in self.by_fingerprint:
+            self._made += 1
+            name = f"{self._cache}/{fingerprint.namespace if fingerprint else ''}#{self._made}"
+            self.by_fingerprint[fingerprint] = Generation(fingerprint, self._policy(), name)
+        self.current = self.by_fingerprint[fingerprint]
 
     def retire(self, fingerprint: Fingerprint | None) -> int:
         """Invalidates all entries of a generation at once, in O(1); how many there were.

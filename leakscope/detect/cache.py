@@ -1,8 +1,8 @@
 """Verdicts from the lives of cache objects: pins and references that nobody gives up, views that keep their base.
 
-Holds (pins, references, views) are matched last in, first out: a hold that is given up is the youngest of its object,
-so that one which is never given up stays with who took it. A hold counts as stuck when it is older than nearly all
-that were given up took; younger ones are in flight.
+Holds (pins, references, views) are matched by their number where the source gives one, else last in, first out: a hold
+that is given up is the youngest of its object, so that one which is never given up stays with who took it. A hold
+counts as stuck when it is older than nearly all that were given up took; younger ones are in flight.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from leakscope.correlate.stacks import Stacks
 from leakscope.model.results import Culprit, Growth, Verdict
 
 if TYPE_CHECKING:
@@ -47,20 +48,23 @@ class Stuck:
 def judge_cache(con: duckdb.DuckDBPyConnection, source_id: int) -> list[Verdict]:
     """Verdicts of one source with ``cache_events``, the leading one first; [] where it has none."""
     events = con.execute(
-        "SELECT ts_ns, op::VARCHAR AS op, object, size_bytes, owner::VARCHAR AS owner, base FROM cache_events "
-        "WHERE source_id = ? ORDER BY ts_ns",
+        "SELECT ts_ns, op::VARCHAR AS op, object, size_bytes, owner::VARCHAR AS owner, base, hold, user_stack "
+        "FROM cache_events WHERE source_id = ? ORDER BY ts_ns",
         [source_id],
     ).df()
-    return judge_events(events) if len(events) else []
+    if not len(events):
+        return []
+    return judge_events(events, Stacks(con, events["user_stack"].unique()))
 
 
-def judge_events(events: pd.DataFrame) -> list[Verdict]:
-    """As :func:`judge_cache`, of rows in time order: ts_ns, op, object, size_bytes, owner, base."""
-    events = events.reset_index(drop=True)
+def judge_events(events: pd.DataFrame, stacks: Stacks | None = None) -> list[Verdict]:
+    """As :func:`judge_cache`, of rows in time order: ts_ns, op, object, size_bytes, owner, base; hold and user_stack,
+    whose frames are in ``stacks``, where they are known."""
+    events = pd.DataFrame({"hold": 0, "user_stack": 0} | {name: events[name].to_numpy() for name in events.columns})
     events["life"] = events["op"].isin(("insert", "view")).groupby(events["object"]).cumsum()
     start_ns, end_ns = int(events["ts_ns"].iloc[0]), int(events["ts_ns"].iloc[-1])
     live = _live(events)
-    found = [_verdict(stuck, events, live, start_ns, end_ns) for stuck in _stuck(events, live, end_ns)]
+    found = [_verdict(stuck, events, live, start_ns, end_ns, stacks) for stuck in _stuck(events, live, end_ns)]
     leaks = sorted((v for v in found if v is not None), key=lambda v: -v.kept_bytes)
     if leaks:
         return leaks
@@ -98,10 +102,10 @@ def _stuck(events: pd.DataFrame, live: pd.DataFrame, end_ns: int) -> list[Stuck]
         if not len(rows):
             continue
         rows["sign"] = np.where(rows["op"] == hold, 1, -1)
-        group = rows.groupby(["object", "life"])["sign"]
+        group = rows.groupby(["object", "life", "hold"])["sign"]
         depth = group.cumsum()
         rows["level"] = np.where(rows["sign"] > 0, depth, depth + 1)
-        keys = [rows["object"], rows["life"], rows["level"]]
+        keys = [rows["object"], rows["life"], rows["hold"], rows["level"]]
         following = rows.groupby(keys)["sign"].shift(-1)
         until = rows.groupby(keys)["ts_ns"].shift(-1)
         taken = (rows["sign"] > 0) & (rows["level"] > 0)
@@ -133,7 +137,9 @@ def _usual(took: npt.NDArray[np.float64], span: int) -> float:
     return float(min(IN_FLIGHT_FACTOR * np.quantile(took, IN_FLIGHT_QUANTILE), 0.5 * span))
 
 
-def _verdict(stuck: Stuck, events: pd.DataFrame, live: pd.DataFrame, start_ns: int, end_ns: int) -> Verdict | None:
+def _verdict(
+    stuck: Stuck, events: pd.DataFrame, live: pd.DataFrame, start_ns: int, end_ns: int, stacks: Stacks | None
+) -> Verdict | None:
     rows = stuck.rows
     kept = rows.groupby("object").agg(
         ts_ns=("ts_ns", "min"), size_bytes=("size_bytes", "max"), owner=("owner", "first")
@@ -150,6 +156,7 @@ def _verdict(stuck: Stuck, events: pd.DataFrame, live: pd.DataFrame, start_ns: i
     rate = total / span_s
     owner = str(kept.groupby("owner")["size_bytes"].sum().idxmax())
     taken, release = WORDS[stuck.kind]
+    stack = _stack(rows[rows["owner"] == owner], stacks)
     spread = rate / np.sqrt(len(kept)) * 1.96  # arrivals of holds that get stuck as a Poisson process
     failed = int((events["op"] == "insert_fail").sum())
     held = int(live["size_bytes"].sum()) if len(live) else 0
@@ -159,6 +166,8 @@ def _verdict(stuck: Stuck, events: pd.DataFrame, live: pd.DataFrame, start_ns: i
         layer="host",
         confidence=0.95 if stuck.given_up >= MIN_STUCK else 0.8,
         culprit=Culprit(
+            frame=stack[-1] if stack else "",
+            stack=stack,
             counter=COUNTERS[stuck.kind],
             owner=owner,
             object=f"entries {taken} by owner={owner} with no later {release}",
@@ -174,6 +183,14 @@ def _verdict(stuck: Stuck, events: pd.DataFrame, live: pd.DataFrame, start_ns: i
             *([f"{failed:,} inserts failed"] if failed else []),
         ),
     )
+
+
+def _stack(holds: pd.DataFrame, stacks: Stacks | None) -> tuple[str, ...]:
+    """The stack that took the most bytes of these holds; () where none is known."""
+    known = holds[holds["user_stack"] > 0]
+    if stacks is None or not len(known):
+        return ()
+    return tuple(frame.text for frame in stacks[int(known.groupby("user_stack")["size_bytes"].sum().idxmax())])
 
 
 TIME_ZERO_NS = 1_000_000_000
