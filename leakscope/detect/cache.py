@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from leakscope.correlate.stacks import Stacks
 from leakscope.liveness.lives import CacheLives, cache_events, cache_lives
 from leakscope.liveness.moments import MIN_GIVEN_UP, Moment, moment, usual_holds
 from leakscope.model.results import Culprit, Growth, Verdict
@@ -35,7 +36,7 @@ WORDS = {"pin": ("pinned", "unpin"), "ref": ("referenced", "unref"), "view": ("k
 
 @dataclass(frozen=True)
 class Stuck:
-    """Holds of one kind that nobody gave up: one row each of object, owner, ts_ns, size_bytes (of what is kept)."""
+    """Holds of one kind that nobody gave up: one row each of object, owner, ts_ns, size_bytes (of what is kept), stack."""
 
     kind: str
     rows: pd.DataFrame
@@ -46,11 +47,12 @@ class Stuck:
 def judge_cache(con: duckdb.DuckDBPyConnection, source_id: int) -> list[Verdict]:
     """Verdicts of one source with ``cache_events``, the leading one first; [] where it has none."""
     events = cache_events(con, source_id)
-    return judge_events(events) if events.num_rows else []
+    return judge_events(events, con) if events.num_rows else []
 
 
-def judge_events(events: pa.Table) -> list[Verdict]:
-    """As :func:`judge_cache`, of rows in time order in the columns of ``cache_events``."""
+def judge_events(events: pa.Table, con: duckdb.DuckDBPyConnection | None = None) -> list[Verdict]:
+    """As :func:`judge_cache`, of rows in time order in the columns of ``cache_events``; ``con`` has the frames of their
+    stacks, None where they have none."""
     of = cache_lives(events)
     start_ns, end_ns = int(of.ts_ns[0]), int(of.ts_ns[-1])
     fallback = IN_FLIGHT_SHARE * (end_ns - start_ns)
@@ -58,7 +60,7 @@ def judge_events(events: pa.Table) -> list[Verdict]:
     now = moment(of, end_ns, {kind: limit.limit_ns for kind, limit in usual.items()}, fallback)
     held = int(of.lives["size_bytes"].to_numpy()[now.rows].sum())
     found = [
-        _verdict(Stuck(kind, _stuck(of, now, kind), limit.limit_ns / 1e9, limit.given_up), of, held, start_ns, end_ns)
+        _verdict(Stuck(kind, _stuck(of, now, kind), limit.limit_ns / 1e9, limit.given_up), of, held, con)
         for kind, limit in usual.items()
     ]
     leaks = sorted((v for v in found if v is not None), key=lambda v: -v.kept_bytes)
@@ -92,12 +94,19 @@ def _stuck(of: CacheLives, now: Moment, kind: str) -> pd.DataFrame:
         size = sizes[kept]
     owners = np.array([*of.owners.to_pylist(), ""], object)
     rows = pd.DataFrame(
-        {"object": kept, "owner": owners[owner], "ts_ns": holds["from_ns"].to_numpy(), "size_bytes": size}
+        {
+            "object": kept,
+            "owner": owners[owner],
+            "ts_ns": holds["from_ns"].to_numpy(),
+            "size_bytes": size,
+            "stack": holds["stack"].to_numpy(np.int64),
+        }
     )
     return rows[rows["object"] >= 0].sort_values("ts_ns", kind="stable")
 
 
-def _verdict(stuck: Stuck, of: CacheLives, held: int, start_ns: int, end_ns: int) -> Verdict | None:
+def _verdict(stuck: Stuck, of: CacheLives, held: int, con: duckdb.DuckDBPyConnection | None) -> Verdict | None:
+    start_ns, end_ns = int(of.ts_ns[0]), int(of.ts_ns[-1])
     rows = stuck.rows
     kept = rows.groupby("object").agg(
         ts_ns=("ts_ns", "min"), size_bytes=("size_bytes", "max"), owner=("owner", "first")
@@ -114,6 +123,7 @@ def _verdict(stuck: Stuck, of: CacheLives, held: int, start_ns: int, end_ns: int
     rate = total / span_s
     owner = str(kept.groupby("owner")["size_bytes"].sum().idxmax())
     taken, release = WORDS[stuck.kind]
+    stack = _stack(rows[rows["owner"] == owner], con)
     spread = rate / np.sqrt(len(kept)) * 1.96  # arrivals of holds that get stuck as a Poisson process
     return Verdict(
         verdict="leak",
@@ -121,6 +131,8 @@ def _verdict(stuck: Stuck, of: CacheLives, held: int, start_ns: int, end_ns: int
         layer="host",
         confidence=0.95 if stuck.given_up >= MIN_GIVEN_UP else 0.8,
         culprit=Culprit(
+            frame=stack[-1] if stack else "",
+            stack=stack,
             counter=COUNTERS[stuck.kind],
             owner=owner,
             object=f"entries {taken} by owner={owner} with no later {release}",
@@ -136,6 +148,15 @@ def _verdict(stuck: Stuck, of: CacheLives, held: int, start_ns: int, end_ns: int
             *([f"{of.failed_inserts:,} inserts failed"] if of.failed_inserts else []),
         ),
     )
+
+
+def _stack(holds: pd.DataFrame, con: duckdb.DuckDBPyConnection | None) -> tuple[str, ...]:
+    """The stack that took the most bytes of these holds; () where none is known."""
+    known = holds[holds["stack"] > 0]
+    if con is None or not len(known):
+        return ()
+    stack = int(known.groupby("stack")["size_bytes"].sum().idxmax())
+    return tuple(frame.text for frame in Stacks(con, [stack])[stack])
 
 
 TIME_ZERO_NS = 1_000_000_000

@@ -1,8 +1,8 @@
 """The lives of cache objects and of the holds on them, out of ``cache_events``.
 
-Holds (pins, references, views) are matched last in, first out: one that is given up is the youngest of its object, or
-of its object and owner where every release names an owner that holds; so one that is never given up stays with who took
-it. A view is held by who made it until it is evicted, and holds its base as long.
+Holds (pins, references, views) are matched by their number where the source gives one, else last in, first out: one
+that is given up is the youngest of its object, or of its object and owner where every release names an owner that holds;
+so one that is never given up stays with who took it. A view is held by who made it until it is evicted, and holds its base as long.
 """
 
 from __future__ import annotations
@@ -152,8 +152,9 @@ def cache_lives(events: pa.Table) -> CacheLives:
     stack = table["user_stack"].to_numpy().astype(np.int64)
     lives["stack"] = stack[births]
 
-    takes = [_held(kind, is_op, rows, life, owner, len(owners)) for kind in HOLDS]
-    holds = pd.concat([*takes, _view_holds(lives)], ignore_index=True)
+    number = pd.factorize(table["hold"].to_numpy(), sort=True)[0].astype(np.int64)
+    taken = [_held(kind, is_op, rows, life, owner, number) for kind in HOLDS]
+    holds = pd.concat([*taken, _view_holds(lives)], ignore_index=True)
     until = np.minimum(holds["until_row"].to_numpy(np.int64), lives["died_row"].to_numpy()[holds["life"]])
     holds["until_row"] = until
     holds["from_ns"] = ts_ns[holds["from_row"].to_numpy(np.int64)]
@@ -321,14 +322,17 @@ def _invalidated(table: pa.Table, is_op: dict[str, Bool], lives: pd.DataFrame, t
     return found
 
 
-def _held(kind: str, is_op: dict[str, Bool], rows: Int64, life: Int64, owner: Int64, owners: int) -> pd.DataFrame:
-    """Holds of one kind: life, kind, owner, from_row, until_row, view."""
+def _held(kind: str, is_op: dict[str, Bool], rows: Int64, life: Int64, owner: Int64, number: Int64) -> pd.DataFrame:
+    """Holds of one kind: life, kind, owner, from_row, until_row, view. ``number``: of the hold, from 0, by row."""
     takes, gives = is_op[kind][rows], is_op[HOLDS[kind]][rows]
     chosen = np.flatnonzero(takes | gives)
     rows, life, takes = rows[chosen], life[chosen], takes[chosen]
-    matched = _matched(life * (owners + 1) + owner[rows] + 1, rows, takes)
+    numbers = int(number.max(initial=0)) + 1
+    key = life * numbers + number[rows]
+    owners = int(owner.max(initial=-1)) + 2
+    matched = _matched(key * owners + owner[rows] + 1, rows, takes)
     if matched is None:
-        matched = _matched(life, rows, takes, strict=False)
+        matched = _matched(key, rows, takes, strict=False)
     assert matched is not None
     taken, until = matched
     from_row = rows[taken]
