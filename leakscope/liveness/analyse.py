@@ -201,9 +201,9 @@ def _stale_objects(of: CacheLives, now: Moment, nodes: npt.NDArray[np.int32], so
     ended = np.minimum(np.where(expires > 0, expires, now.ts_ns), lives["invalid_ns"].to_numpy(np.int64)[now.rows])
     since = np.where(now.classes == ZOMBIE, (now.ts_ns - ended).astype(np.float64), since)
     evidence = {
-        HELD_STALE: "held, and not used by its holder since",
-        ZOMBIE: "its TTL has ended, or its generation is invalid",
-        IMMORTAL: "no TTL, nobody holds it, not used since",
+        HELD_STALE: "not used by its holder",
+        ZOMBIE: "end of its TTL or generation",
+        IMMORTAL: "no TTL, nobody holds it",
     }
     chosen = np.flatnonzero(np.isin(now.classes, list(evidence)) & ~np.isnan(since))
     score = np.maximum(size[chosen], 1) * since[chosen] / 1e9

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MAX_SITES = 20_000
 """Sites that get a node, those with most bytes first; the others of a source are one node."""
-BY_AGE = "time of allocation: its uses are not seen"
+BY_AGE = "time of allocation"
 
 
 @dataclass
