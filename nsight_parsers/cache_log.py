@@ -2,7 +2,9 @@
 
 ``size``, ``owner`` (who acts), ``base`` (what a view keeps), ``parent`` (the block before in the prefix), ``medium``,
 ``generation``, ``ttl_ns`` (left at ts_ns, negative = never ends) or ``expires_ns``, ``refcount`` (after the event),
-``last_access_ns`` (before it), ``stack`` (of who acts; outermost first, ``;`` between).
+``last_access_ns`` (before it), ``stack`` (of who acts; outermost first, ``;`` between), ``hold`` (the number of the
+hold that a pin or ref takes and its unpin or unref gives up), ``cause`` (of an unref: ``dropped`` is a handle that was
+collected without a release).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from nsight_parsers.memory_events import named_frames
 
 FIELDS = (
     *("ts_ns", "op", "obj", "size", "owner", "base", "parent", "medium", "generation"),
-    *("ttl_ns", "expires_ns", "refcount", "last_access_ns", "stack"),
+    *("ttl_ns", "expires_ns", "refcount", "last_access_ns", "stack", "hold", "cause", "count"),
 )
 WITHOUT_OBJECT = ("insert_fail", "clear", "invalidate", "gap")
 MAX_MEDIA = 1_000
@@ -66,15 +68,33 @@ def parse_cache_log(path: Path | str, *, progress: Callable[[int, int], None] | 
         expires_ns=_expiries(kept, ts_ns),
         refcount=np.where(refcount >= 0, refcount, np.nan),
         last_access_ns=_times(kept, "last_access_ns"),
+        hold=_times(kept, "hold"),
         user_stack=ids,
     )
     report = ParsedReport(
         not_empty({"cache_events": events}) | stacks.tables(), tool="cache log", clock="relative", limits=list(LIMITS)
     )
+    report.findings += _dropped(kept)
+    lost = int(_times(kept, "count")[ops[rows] == CACHE_OPS.index("gap")].sum())
+    if lost:
+        report.findings.append(f"{lost:,} events were lost where they were written")
     left_out = torn + int((~good).sum())
     if left_out:
         report.findings.append(f"{left_out:,} lines are no cache events and are left out")
     return report
+
+
+def _dropped(table: pa.Table) -> list[str]:
+    """What is to be said of handles that were collected without a release: how many, whose, made where."""
+    rows = pd.DataFrame({name: _text(table, name) for name in ("cause", "owner", "stack")})
+    rows = rows[rows["cause"] == "dropped"]
+    if not len(rows):
+        return []
+    most = rows.groupby(["owner", "stack"], as_index=False).size().nlargest(1, "size")
+    owner, stack = str(most["owner"].iloc[0]), str(most["stack"].iloc[0])
+    innermost = stack.rsplit(";", 1)[-1] or "an unknown place"
+    whose = f"by {owner} " if owner else ""
+    return [f"{len(rows):,} handles were dropped without release, most {whose}made in {innermost}"]
 
 
 def _text(table: pa.Table, name: str) -> pd.Series:

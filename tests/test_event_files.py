@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from leakscope.cli.main import main
@@ -215,11 +216,11 @@ def test_files_that_cannot_tell(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert (verdict["verdict"], verdict["class"]) == ("inconclusive", "unusable_capture")
 
 
-def cache_rows(rows: list[tuple[float, str, str, int, str, str]]) -> pd.DataFrame:
+def cache_rows(rows: list[tuple[float, str, str, int, str, str]]) -> pa.Table:
     columns = ["ts_ns", "op", "object", "size_bytes", "owner", "base"]
     made = pd.DataFrame(rows, columns=columns)
     made["ts_ns"] = (SECOND + made["ts_ns"] * SECOND).astype(np.int64)
-    return made.sort_values("ts_ns", kind="stable")
+    return pa.Table.from_pandas(made.sort_values("ts_ns", kind="stable"), preserve_index=False)
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,7 @@ CACHE_EVENTS = pa.schema(
         ("object", pa.string()),  # '' in ops that speak of more than one object
         ("size_bytes", pa.int64()),  # 0 = not said
         ("owner", pa.string()),  # who inserts, pins, references or asks: component, request or session; '' = unknown
+        ("hold", pa.int64()),  # which of the source's holds a pin, unpin, ref or unref takes or gives up; 0 = not said
         ("base", pa.string()),  # the object that a view keeps alive, '' = none
         ("parent", pa.string()),  # the block before this one in its prefix, '' = none
         ("medium", TEXT),  # where it lies: GPU, CPU, STORAGE, memory, redis…; '' = not said
