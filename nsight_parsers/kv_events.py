@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from leakscope.model.tables import TABLES
@@ -327,9 +328,9 @@ class EventBook:
     def _flush(self) -> None:
         rows = len(self._columns["ts_ns"])
         if rows:
-            columns = dict(self._columns)
-            columns["op"] = Coded(columns["op"], CACHE_OPS)
-            columns["medium"] = Coded(columns["medium"], self._media.words)
+            ops = Coded(np.array(self._columns["op"], np.int16), CACHE_OPS)
+            media = Coded(np.array(self._columns["medium"], np.int16), self._media.words)
+            columns = {**self._columns, "op": ops, "medium": media}
             self._chunks.append(build_table("cache_events", rows, **columns))
             for column in self._columns.values():
                 column.clear()

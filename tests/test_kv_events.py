@@ -408,3 +408,14 @@ def test_order_of_arrival_does_not_matter_to_the_blocks(leaky: Path, pinned: set
     table = book.tables()["cache_events"].to_pandas()
     assert (book.batches, book.repeated) == (260, 260)
     assert set(pool_of(table, pool_blocks=POOL).held) == pinned
+
+
+def test_liveness_shows_held_blocks_as_held_and_of_others_knows_nothing(
+    leaky: Path, pinned: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["liveness", str(leaky), "--pool-blocks", str(POOL), "--top", "100", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (source,) = found["sources"]
+    classes = {name: c["objects"] for name, c in source["classes"].items() if c["objects"]}
+    assert classes == {"held-stale": 36, "unknown-ref": POOL - 36}
+    assert {stale["name"] for stale in found["stale"]} == pinned

@@ -328,3 +328,10 @@ def test_memcached_exactly(tmp_path: Path) -> None:
     finally:
         process.terminate()
         process.wait()
+
+
+def test_liveness_of_the_audit(server: Server, planted: redis.Redis, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["liveness", server.url, "--json"]) == 0
+    (source,) = json.loads(capsys.readouterr().out)["sources"]
+    classes = {name: c["objects"] for name, c in source["classes"].items() if c["objects"]}
+    assert classes == {"immortal": 301, "unknown-ref": 200}

@@ -16,12 +16,16 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from leakscope.model.manifest import Source
+
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
 
 IntArray = npt.NDArray[np.int64]
 
 GPU = "GPU"
+HOLDER = "requests that were never freed (inferred)"
 UNKNOWN_POOL_MARGIN = 1.25
 """A pool of unknown size is taken to be so much larger than the most blocks that were cached at once: blocks in use
 that are not full yet are in the pool, but not in the events."""
@@ -64,6 +68,20 @@ def pools_of(con: duckdb.DuckDBPyConnection, source_id: int, pool_blocks: int | 
         "WHERE source_id = ? ORDER BY ts_ns",
         [source_id],
     ).df()
+    return _pools(rows, pool_blocks)
+
+
+def inferred_holds(events: pa.Table, source: Source) -> tuple[str, list[str]] | None:
+    """(who holds, names of the blocks that are held) by the rows of ``cache_events`` of a KV-event source, in time
+    order; None for a source of another kind. Nothing is held that a pool's turnover is too short to tell."""
+    if source.kind != "kv_events":
+        return None
+    rows = events.select(["ts_ns", "op", "object", "parent", "medium"]).to_pandas()
+    rows = rows.assign(op=rows["op"].astype(str), medium=rows["medium"].astype(str))
+    return HOLDER, [name for pool in _pools(rows, source.facts.get("pool_blocks")) for name in pool.held]
+
+
+def _pools(rows: pd.DataFrame, pool_blocks: int | None) -> list[Pool]:
     everywhere = rows[(rows["medium"] == "") & rows["op"].isin(("gap", "clear"))]
     media = [m for m in rows["medium"].unique() if m == GPU or m.startswith(f"{GPU}:")]
     pools = []

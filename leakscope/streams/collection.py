@@ -53,6 +53,7 @@ def collect(addresses: Sequence[Address], capture: Path, how: Collecting | None 
         source.check()
     deadline = Deadline(DEFAULT_S if how.seconds is None else how.seconds)
     found = _at_once([partial(source.collect, deadline) for source in sources], deadline)
+    _tell_pool(found)
     imported = []
     with adding_to(capture) as (writer, existing):
         numbering = Numbering(existing)
@@ -62,6 +63,15 @@ def collect(addresses: Sequence[Address], capture: Path, how: Collecting | None 
                     report.findings.append("ended early by the user")
                 imported.append(enter(writer, numbering, report, address.shown, address.shown))
     return imported
+
+
+def _tell_pool(found: Sequence[Found]) -> None:
+    """The size of the pool from an engine's metrics, where one engine's events and metrics are collected together."""
+    reports = [report for report in found if isinstance(report, ParsedReport)]
+    events = [report for report in reports if report.kind == "kv_events"]
+    metrics = [report for report in reports if report.kind == "engine_metrics"]
+    if len(events) == len(metrics) == 1 and "pool_blocks" in metrics[0].facts:
+        events[0].facts.setdefault("pool_blocks", metrics[0].facts["pool_blocks"])
 
 
 Found = ParsedReport | Sequence[ParsedReport]

@@ -118,12 +118,13 @@ def report_of(readings: list[tuple[int, Reading]], findings: list[str]) -> Parse
     samples = build_table(
         "samples", len(rows), ts_ns=ts_ns, scope="service", scope_id=engines, counter=names, value=values
     )
+    blocks = [int(value) - 1 for name, _, value in zip(names, engines, values, strict=True) if name == "num_kv_blocks"]
     return ParsedReport(
         {"samples": samples},
         findings,
         "engine metrics",
         kind="engine_metrics",
-        facts={"readings": len(readings)},
+        facts={"readings": len(readings)} | ({"pool_blocks": max(blocks)} if blocks and len(set(engines)) == 1 else {}),
         limits=list(LIMITS),
         clock="utc",
     )

@@ -73,7 +73,6 @@ class RedisAudit:
 
     def _collect(self, deadline: Deadline) -> list[ParsedReport]:
         before, began = self._info(), time.monotonic()
-        start_ns = utc_ns()
         events = self._events()
         keys, _ = keyspace(before)
         wanted = [self._only] if self._only is not None else sorted(keys)
@@ -84,7 +83,7 @@ class RedisAudit:
         complete = all(whole for _, whole in scans)
         total = sum(keys.get(db, 0) for db in wanted)
         facts = self._facts(before, after, rows, total, complete, took, wanted)
-        tables = {"cache_events": self._table(rows, start_ns)} if rows else {}
+        tables = {"cache_events": self._table(rows, utc_ns())} if rows else {}
         if self.how.seconds is not None:
             while not deadline.wait(self.how.interval_s):
                 self._info()
@@ -166,7 +165,7 @@ class RedisAudit:
             idle = -1 if lfu else _number(of_key.get(use))
             yield _Key(name, db, now_ns, ttl, idle, max(0, _number(of_key.get(("MEMORY", "USAGE")))))
 
-    def _table(self, rows: list[_Key], start_ns: int) -> Any:
+    def _table(self, rows: list[_Key], at_ns: int) -> Any:
         named = KeyPatterns()
         of_key = patterns([named.segments(row.name) for row in rows])
         databases = {row.db for row in rows}
@@ -178,7 +177,7 @@ class RedisAudit:
         return build_table(
             "cache_events",
             len(rows),
-            ts_ns=[max(row.at_ns, start_ns) for row in rows],
+            ts_ns=at_ns,  # all of it is one look
             op="state",
             object=objects,
             size_bytes=[row.size for row in rows],
