@@ -33,10 +33,12 @@ demo: samples nvtx
 	@$(BIN)/python samples/demo.py
 
 test: samples programs
+	@tools/system-packages.sh test
 	$(BIN)/python -m pytest
 
 # The same with every recording made under both loaders, which takes about twice as long.
 test-both: samples programs
+	@tools/system-packages.sh test
 	LEAKSCOPE_TEST_LOADER=both $(BIN)/python -m pytest
 
 check: setup

@@ -64,7 +64,8 @@ def _with_others(report: Report, others: list[Verdict], layer: str | None) -> Re
     own_all = [own, *report.findings]
     ranked = [*others, *own_all] if weak else sorted([*own_all, *others], key=_rank)
     if weak and own.kind == "missing_data":
-        ranked.remove(own)  # there is other evidence
+        ranked.remove(own)  # there is other evidence, which misses nothing of that kind
+        own = replace(own, missing=())
     report.verdict = replace(ranked[0], missing=tuple(dict.fromkeys((*ranked[0].missing, *own.missing))))
     report.findings = ranked[1:]
     return report
