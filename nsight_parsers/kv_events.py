@@ -28,11 +28,14 @@ from nsight_parsers import ReportError
 from nsight_parsers.arrow import Coded, Interned, build_table
 
 EXTRA = "pip install 'leakscope[cache]'"
+FULL_ATTENTION = (None, "full_attention", "mla_attention")
+"""Kinds of KV-cache groups whose requests hold all blocks up to their last (vllm/v1/kv_cache_interface.py); others hold
+a window of them, or a state."""
 STORED, REMOVED, CLEARED = "BlockStored", "BlockRemoved", "AllBlocksCleared"
 ARRAY_FIELDS = {
     STORED: (
         *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id"),
-        *("medium", "lora_name", "extra_keys", "group_idx"),
+        *("medium", "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind"),
     ),
     REMOVED: ("block_hashes", "medium", "group_idx"),
     CLEARED: (),
@@ -63,6 +66,7 @@ class Stored(NamedTuple):
     medium: str
     group: int
     block_tokens: int
+    prefix_held: bool = True  # who holds a block of this group holds its whole prefix: not so with sliding windows
 
 
 class Removed(NamedTuple):
@@ -144,9 +148,14 @@ def _event(event: Any) -> Stored | Removed | Cleared | None:
     group = group if isinstance(group, int) and 0 <= group < 1 << 15 else 0
     if name == REMOVED:
         return Removed(hashes, medium, group)
-    tokens = fields.get("block_size")
+    tokens, spec = fields.get("block_size"), fields.get("kv_cache_spec_kind")
     return Stored(
-        hashes, _hash(fields.get("parent_block_hash")), medium, group, tokens if isinstance(tokens, int) else 0
+        hashes,
+        _hash(fields.get("parent_block_hash")),
+        medium,
+        group,
+        tokens if isinstance(tokens, int) else 0,
+        spec in FULL_ATTENTION,
     )
 
 
@@ -226,6 +235,7 @@ class EventBook:
         self.batches = self.events = self.blocks = self.repeated = self.restarts = self.missing = self.undecodable = 0
         self.block_tokens = 0
         self.groups: set[int] = set()
+        self.windowed_groups: set[int] = set()
         self._publishers: dict[tuple[str, int], _Publisher] = {}
         self._columns: dict[str, list[Any]] = {name: [] for name in ("ts_ns", "op", "object", "parent", "medium")}
         self._media = Interned()
@@ -310,6 +320,8 @@ class EventBook:
             media.extend([self._media.code(medium)] * count)
             if isinstance(event, Stored):
                 self.block_tokens = self.block_tokens or event.block_tokens
+                if not event.prefix_held:
+                    self.windowed_groups.add(event.group)
                 parents.append(place + event.parent if event.parent else "")
                 parents.extend(names[:-1])
             else:
@@ -374,5 +386,6 @@ class EventBook:
             "restarts": self.restarts,
             "block_tokens": self.block_tokens,
             "groups": sorted(self.groups),
+            "windowed_groups": sorted(self.windowed_groups),
             "publishers": len(self._publishers),
         }

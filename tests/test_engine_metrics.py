@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from kv_publisher import batch, recording, removed, stored
+from kv_publisher import Publisher, batch, recording, removed, stored
 
 from leakscope.capture import Capture
 from leakscope.capture.addition import adding_to
@@ -185,6 +185,19 @@ def test_attribute_takes_the_address_beside_a_recording(tmp_path: Path, capsys: 
     assert report["verdict"]["culprit"]["objects"] == [f"{1:016x}", f"{2:016x}"]
     assert [i["kind"] for i in report["inputs"]] == ["engine_metrics", "kv_events"]
     assert report["inputs"][0]["path"] == url
+
+
+def test_live_events_and_metrics_of_one_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    # given an engine that did all its work before anybody listened, and whose metrics alone tell its pool's size
+    payloads = [batch(100, [stored([1, 2])])]
+    payloads += [batch(101 + n, [stored([1000 + n]), removed(1000 + n)]) for n in range(9)]
+    with serving(vllm(usage=2 / 9, blocks=10)) as url, Publisher(payloads) as engine:
+        engine.dropped = set(range(len(payloads)))
+        events = engine.address.replace("pool=599&", "")
+        assert main(["attribute", events, url, "--duration", "1.2", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["verdict"]["confidence"] == 0.98 and report["verdict"]["kept_objects"] == 2
+    assert report["inputs"][0]["facts"]["pool_blocks"] == 9 and report["verdict"]["missing"] == []
 
 
 @pytest.mark.parametrize(

@@ -294,6 +294,22 @@ def test_a_clearing_or_a_gap_makes_what_was_before_unknown() -> None:
         assert set(pool_of(table.iloc[:11], pool_blocks=4).held) == {"old", "kept"}
 
 
+def test_a_sliding_window_holds_no_prefix() -> None:
+    # given a chain of three blocks of which the last alone can be told to be held, as its own children mark the others
+    def held(kind: str | None, group: int) -> set[str]:
+        book = EventBook()
+        more = {"group_idx": group, "kv_cache_spec_kind": kind}
+        book.add("", 0, batch(1, [stored([1, 2], **more), stored([3], 2, **more), stored([4], 2, **more)]))
+        book.add("", 1, batch(2, [removed(*range(100, 104))]))
+        book.add("", 2, batch(3, [stored([5], 2, **more)]))  # 1 and 2 were in use just now
+        table = book.tables()["cache_events"].to_pandas()
+        found = pool_of(table, pool_blocks=4, windowed=book.facts()["windowed_groups"]).held
+        return {name[-1] for name in found}
+
+    assert held("full_attention", 0) == held(None, 1) == {"1", "2", "3", "4"}
+    assert held("sliding_window", 0) == held("mamba", 1) == {"3", "4"}
+
+
 # Live
 
 
@@ -368,7 +384,8 @@ def test_nobody_there_is_one_line_and_exit_2(tmp_path: Path, capsys: pytest.Capt
     assert not (tmp_path / "c.lscope").exists()
 
 
-def test_something_else_there_is_said(tmp_path: Path) -> None:
+def test_something_else_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leakscope.streams.kv_subscriber.CONNECT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = address_of(f"tcp://127.0.0.1:{server.getsockname()[1]}")
         assert address is not None

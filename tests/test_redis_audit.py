@@ -193,7 +193,10 @@ def test_attribute_reports_the_audit(
 def test_names_and_secrets_stay_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if not shutil.which("redis-server"):
         pytest.skip("NOT TESTED: no redis-server on this host")
-    guarded = Server(tmp_path, "--requirepass", SECRET)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    guarded = Server(tmp_path, "--requirepass", SECRET, "--port", str(port))
     try:
         client = guarded.client(password=SECRET)
         client.set("token:sk-live-4242aaaa:x", "value-of-it")
@@ -211,7 +214,13 @@ def test_names_and_secrets_stay_out(tmp_path: Path, capsys: pytest.CaptureFixtur
             error = capsys.readouterr().err
             assert said in error and error.count("\n") == 1 and SECRET not in error
             assert not capture.exists()
-        # and the right one is stored nowhere, nor is a name
+        # and one with no more rights than are documented does
+        rights = "+ping +info +scan +pttl +type +object|idletime +memory|usage"
+        client.execute_command("ACL", "SETUSER", "auditor", "on", f">{SECRET}", "~*", "-@all", *rights.split())
+        able = f"redis://auditor:{SECRET}@127.0.0.1:{port}/0"
+        assert main(["import", able, "-o", str(tmp_path / "able.lscope")]) == 0
+        assert SECRET not in capsys.readouterr().out
+        # and the right password is stored nowhere, nor is a name
         assert main(["import", url, "-o", str(capture), "--json"]) == 0
         shown = capsys.readouterr().out + (capture / "manifest.json").read_text()
         events = Capture.open(capture).table("cache_events").to_pylist()

@@ -9,6 +9,7 @@ with no request running and none waiting, no block may be held, whatever the eve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,7 @@ class Pool:
         return self.evictions / self.size if self.size else 0.0
 
 
-def pools_of(con: duckdb.DuckDBPyConnection, source_id: int, pool_blocks: int | None = None) -> list[Pool]:
+def pools_of(con: duckdb.DuckDBPyConnection, source: Source, pool_blocks: int | None = None) -> list[Pool]:
     """The GPU pools of one source, one a publisher. ``pool_blocks``: usable blocks of each, None where unknown.
 
     Other media (host memory, disks) are left out: engines do not say how large they are.
@@ -66,9 +67,9 @@ def pools_of(con: duckdb.DuckDBPyConnection, source_id: int, pool_blocks: int | 
     rows = con.execute(
         "SELECT ts_ns, op::VARCHAR AS op, object, parent, medium::VARCHAR AS medium FROM cache_events "
         "WHERE source_id = ? ORDER BY ts_ns",
-        [source_id],
+        [source.id],
     ).df()
-    return _pools(rows, pool_blocks)
+    return _pools(rows, pool_blocks, source)
 
 
 def inferred_holds(events: pa.Table, source: Source) -> tuple[str, list[str]] | None:
@@ -78,10 +79,10 @@ def inferred_holds(events: pa.Table, source: Source) -> tuple[str, list[str]] | 
         return None
     rows = events.select(["ts_ns", "op", "object", "parent", "medium"]).to_pandas()
     rows = rows.assign(op=rows["op"].astype(str), medium=rows["medium"].astype(str))
-    return HOLDER, [name for pool in _pools(rows, source.facts.get("pool_blocks")) for name in pool.held]
+    return HOLDER, [name for pool in _pools(rows, source.facts.get("pool_blocks"), source) for name in pool.held]
 
 
-def _pools(rows: pd.DataFrame, pool_blocks: int | None) -> list[Pool]:
+def _pools(rows: pd.DataFrame, pool_blocks: int | None, source: Source) -> list[Pool]:
     everywhere = rows[(rows["medium"] == "") & rows["op"].isin(("gap", "clear"))]
     media = [m for m in rows["medium"].unique() if m == GPU or m.startswith(f"{GPU}:")]
     pools = []
@@ -89,12 +90,19 @@ def _pools(rows: pd.DataFrame, pool_blocks: int | None) -> list[Pool]:
         of_pool = rows[rows["medium"] == medium]
         if len(everywhere):
             of_pool = pd.concat([of_pool, everywhere]).sort_values("ts_ns", kind="stable")
-        pools.append(pool_of(of_pool.reset_index(drop=True), medium, pool_blocks))
+        pools.append(
+            pool_of(of_pool.reset_index(drop=True), medium, pool_blocks, source.facts.get("windowed_groups", ()))
+        )
     return pools
 
 
-def pool_of(events: pd.DataFrame, medium: str = GPU, pool_blocks: int | None = None) -> Pool:
-    """One pool: rows of ts_ns, op (insert, evict, clear, gap), object and parent in the order of the events."""
+def pool_of(
+    events: pd.DataFrame, medium: str = GPU, pool_blocks: int | None = None, windowed: Sequence[int] = ()
+) -> Pool:
+    """One pool: rows of ts_ns, op (insert, evict, clear, gap), object and parent in the order of the events.
+
+    ``windowed``: groups of the KV cache in which who holds a block need not hold its prefix.
+    """
     breaks = np.flatnonzero(events["op"].isin(("clear", "gap")))
     size = pool_blocks or _least_size(events)
     whole = events.iloc[breaks[-1] + 1 :] if len(breaks) else events
@@ -103,7 +111,8 @@ def pool_of(events: pd.DataFrame, medium: str = GPU, pool_blocks: int | None = N
     evictions = int((~inserted).sum())
     lives = _Lives(whole, inserted)
     cached = lives.cached()
-    held = lives.above(cached & (evictions - lives.marks() >= size)) & cached
+    held = cached & (evictions - lives.marks() >= size)
+    held |= lives.above(held & ~_in_groups(whole["object"].iloc[lives.row_of], windowed)) & cached
     rows = whole.iloc[lives.row_of[held]].sort_values("ts_ns")
     start_ns = int(whole["ts_ns"].iloc[0]) if len(whole) else 0
     return Pool(
@@ -119,6 +128,14 @@ def pool_of(events: pd.DataFrame, medium: str = GPU, pool_blocks: int | None = N
         end_ns=int(whole["ts_ns"].iloc[-1]) if len(whole) else 0,
         gaps=int((events["op"] == "gap").sum()),
     )
+
+
+def _in_groups(names: pd.Series, groups: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Which blocks are of one of ``groups``; ``gN/`` stands before the hash, of group 0 nothing."""
+    if not groups:
+        return np.zeros(len(names), bool)
+    number = names.str.extract(r"(?:^|/)g(\d+)/[^/]*$", expand=False).fillna("0").astype(np.int64)
+    return number.isin(list(groups)).to_numpy()
 
 
 def _least_size(events: pd.DataFrame) -> int:

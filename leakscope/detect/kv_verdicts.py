@@ -53,7 +53,7 @@ def judge_kv(con: duckdb.DuckDBPyConnection, sources: Sequence[Source]) -> list[
     verdicts = []
     for source in streams:
         pool_blocks = source.facts.get("pool_blocks") or (only.pool_blocks if only else None)
-        pools = pools_of(con, source.id, pool_blocks)
+        pools = pools_of(con, source, pool_blocks)
         idle = only if len(streams) == 1 and len(pools) <= 1 else None
         verdicts += [judge_pool(pool, idle, source) for pool in pools]
         if not pools:
