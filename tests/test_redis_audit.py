@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import socket
 import subprocess
@@ -16,12 +17,19 @@ import pytest
 import redis
 
 from leakscope.capture import Capture
+from leakscope.capture.addition import adding_to
 from leakscope.cli.main import main
+from leakscope.detect.attribution import Options as AttributeOptions
+from leakscope.detect.evidence import attribute_evidence
 from leakscope.detect.key_store import audit_of, judge_store
 from leakscope.ingest import Imported
+from leakscope.ingest.files import enter
+from leakscope.ingest.ids import Numbering
 from leakscope.model.stores import StoreAudit
 from leakscope.streams import Collecting, address_of, collect
 from leakscope.streams.key_patterns import KeyPatterns, patterns
+from leakscope.streams.redis_info import byte_counters, counters_of, samples_of
+from nsight_parsers import ParsedReport
 
 SECRET = "hunter2"
 FAST = Collecting(busy_share=1.0)
@@ -344,3 +352,36 @@ def test_liveness_of_the_audit(server: Server, planted: redis.Redis, capsys: pyt
     (source,) = json.loads(capsys.readouterr().out)["sources"]
     classes = {name: c["objects"] for name, c in source["classes"].items() if c["objects"]}
     assert classes == {"immortal": 301, "unknown-ref": 200}
+
+
+def test_readings_of_a_store_that_grows_by_keys_without_ttl_are_a_leak(tmp_path: Path) -> None:
+    # given INFO of three days: keys with a TTL level off after 8 h, those without gain 120 an hour of 20 KiB each
+    rng = random.Random(5)
+    readings = []
+    for hour in range(72 * 4):
+        hours = hour / 4
+        kept, passing = 5000 + 120 * hours, 4000 * min(hours, 8) / 8 + rng.gauss(0, 30)
+        used = 50e6 + 20_480 * (kept + passing) + rng.gauss(0, 1e5)
+        memory = {"used_memory": used, "used_memory_rss": used * 1.05 + 4e6, "used_memory_dataset": used - 5e6}
+        memory |= {
+            "used_memory_overhead": 5e6,
+            "used_memory_startup": 1e6,
+            "maxmemory": 0,
+            "allocator_active": used * 1.02,
+        }
+        memory |= {"allocator_allocated": used * 1.001, "allocator_resident": used * 1.04, "mem_clients_normal": 2e4}
+        counts = {"expired_keys": max(0.0, hours - 8) * 500, "evicted_keys": 0, "connected_clients": 12}
+        info = memory | counts | {"db0": {"keys": round(kept + passing), "expires": round(passing)}}
+        counters = counters_of(info)
+        readings.append((10**18 + round(hours * 3600e9), counters | {"rss": counters["redis_used_memory_rss"]}))
+    facts = {"byte_counters": byte_counters(readings)}
+    report = ParsedReport({"samples": samples_of(readings, "r")}, kind="samples", facts=facts, clock="utc")
+    with adding_to(tmp_path / "c.lscope") as (writer, existing):
+        enter(writer, Numbering(existing), report, "r", "r")
+    opened = Capture.open(tmp_path / "c.lscope")
+    with opened.connect() as con:
+        verdict = attribute_evidence(con, opened.manifest, AttributeOptions()).verdict
+    assert (verdict.verdict, verdict.kind) == ("leak", "keys_without_ttl")
+    assert verdict.culprit is not None and verdict.culprit.counter == "redis_keys_nottl"
+    assert verdict.growth is not None and verdict.growth.counter == "redis_used_memory_bytes"
+    assert verdict.growth.bytes_per_s == pytest.approx(120 * 20_480 / 3600, rel=0.1)
