@@ -37,7 +37,8 @@ WORDS = {"pin": ("pinned", "unpin"), "ref": ("referenced", "unref"), "view": ("k
 
 @dataclass(frozen=True)
 class Stuck:
-    """Holds of one kind that nobody gave up: one row each of object, owner, ts_ns, size_bytes (of what is kept), stack."""
+    """Holds of one kind that nobody gave up: a row each of object, owner, ts_ns, size_bytes (of what is kept) and
+    stack."""
 
     kind: str
     rows: pd.DataFrame
@@ -156,7 +157,7 @@ def _stack(holds: pd.DataFrame, con: duckdb.DuckDBPyConnection | None) -> tuple[
     known = holds[holds["stack"] > 0]
     if con is None or not len(known):
         return ()
-    stack = int(known.groupby("stack")["size_bytes"].sum().idxmax())
+    stack = int(known.groupby("stack")["size_bytes"].sum().idxmax())  # type: ignore[call-overload]
     return tuple(frame.text for frame in Stacks(con, [stack])[stack])
 
 

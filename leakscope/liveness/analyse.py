@@ -22,7 +22,6 @@ from leakscope.liveness.rows import give_back_memory, read_rows
 from leakscope.liveness.snapshot import add_snapshot, snapshot_sources
 from leakscope.model.liveness import CLASSES, ClassTotal, Liveness, SourceLiveness, Stale, Window
 from leakscope.model.manifest import Manifest, Source
-from leakscope.model.words import NEVER
 
 if TYPE_CHECKING:
     import duckdb
@@ -138,7 +137,9 @@ def _limits(of: CacheLives, options: Options) -> tuple[dict[str, float], str]:
         return {**dict.fromkeys(kinds, options.stale_after_s * 1e9), "inferred": 0.0}, "as asked for"
     usual = {kind: usual_holds(of, kind, DEFAULT_STALE_NS) for kind in kinds}
     told = [f"{usual[kind].given_up:,} {kind}s" for kind in kinds if usual[kind].given_up >= MIN_GIVEN_UP]
-    because = f"twice what 99 % of {' and '.join(told)} took" if told else "the default: nothing says how long holds last"
+    because = (
+        f"twice what 99 % of {' and '.join(told)} took" if told else "the default: nothing says how long holds last"
+    )
     limits = {kind: limit.limit_ns for kind, limit in usual.items()}
     if told:  # kinds of which nothing is known take the others' measure
         known = max(limit.limit_ns for limit in usual.values() if limit.given_up >= MIN_GIVEN_UP)
@@ -168,9 +169,7 @@ def _windows(of: CacheLives, limits: dict[str, float], default_ns: float, window
         at = start + (end - start) * step // windows
         then = moment(of, at, limits, default_ns)
         of_class = totals(then.classes, np.ones(len(then.rows), np.int64), sizes[then.rows])
-        found.append(
-            Window((at - start) / 1e9, tuple(c.bytes for c in of_class), tuple(c.objects for c in of_class))
-        )
+        found.append(Window((at - start) / 1e9, tuple(c.bytes for c in of_class), tuple(c.objects for c in of_class)))
     return tuple(found)
 
 
@@ -285,21 +284,22 @@ def _recordings(
     recorded = add_recordings(builder, con, sources, numbers, limit_s, options.windows, options.top)
     if recorded is None:
         return
-    for source, rows in recorded.groups.groupby("source_id", sort=True):
-        number = numbers[int(source)]
-        places[number] = replace(places[number], at_ns=recorded.ends[int(source)])
+    for _, rows in recorded.groups.groupby("source_id", sort=True):
+        source = int(rows["source_id"].iloc[0])
+        number = numbers[source]
+        places[number] = replace(places[number], at_ns=recorded.ends[source])
         found.sources.append(
             SourceLiveness(
                 source=places[number].name,
                 kind="allocations",
-                at_ns=recorded.ends[int(source)],
+                at_ns=recorded.ends[source],
                 stale_after_s=limit_s,
                 stale_because="the default" if options.stale_after_s is None else "as asked for",
                 classes=totals(
                     rows["cls"].to_numpy(np.int8), rows["objects"].to_numpy(np.int64), rows["bytes"].to_numpy(np.int64)
                 ),
-                windows=recorded.windows.get(int(source), ()),
-                notes=tuple(_recorded_notes(recorded, int(source), rows)),
+                windows=recorded.windows.get(source, ()),
+                notes=tuple(_recorded_notes(recorded, source, rows)),
             )
         )
     found.stale += [replace(stale, source=places[int(stale.source)].name) for stale in recorded.stale]

@@ -97,8 +97,8 @@ def _holders(builder: GraphBuilder, source: int, of: CacheLives, owner: np.ndarr
 
 
 def _grouped(own: OpenHolds) -> tuple[Int32, np.ndarray, dict[str, np.ndarray]]:
-    """One row an owner and object: (owners, -1 = not said; positions; columns of the edges: count, since_ns and stack of
-    the oldest hold, whether one is stale)."""
+    """One row an owner and object: (owners, -1 = not said; positions; columns of the edges: count, since_ns and stack
+    of the oldest hold, whether one is stale)."""
     key = own.holds.owner.astype(np.int64) * (int(own.position.max()) + 1) + own.position
     order = np.lexsort((own.from_ns, key))
     first = np.flatnonzero(np.diff(key[order], prepend=key[order[0]] - 1))

@@ -148,8 +148,7 @@ class GraphBuilder:
             self._edges[name].append(np.broadcast_to(np.asarray(values.get(name, 0), dtype), tail.shape))
 
     def build(self) -> Graph:
-        """The graph; the builder is used up. What keeps others and is kept by nobody hangs on the root, so do nodes that
-        nobody keeps."""
+        """The graph; the builder is used up. What nobody keeps hangs on the root: holders, caches."""
         names = pa.chunked_array([pa.array(["root"], pa.string()), *self._names], pa.string())
         nodes = {}
         for name, dtype in NODE_COLUMNS.items():
@@ -175,7 +174,6 @@ def degree_by_kind(graph: Graph) -> tuple[dict[str, int], dict[str, int]]:
         {kind: int(count) for kind, count in zip(NODE_KINDS, nodes, strict=True) if count},
         {kind: int(count) for kind, count in zip(EDGE_KINDS, edges, strict=True) if count},
     )
-
 
 
 def reachable(nodes: int, tail: Int32, head: Int32, start: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

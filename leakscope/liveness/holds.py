@@ -65,9 +65,7 @@ class Holds(NamedTuple):
         )
 
 
-def held(
-    kind: str, give: str, of: CacheRows, rows: Int32, life: Int32, op: npt.NDArray[np.int8]
-) -> Holds:
+def held(kind: str, give: str, of: CacheRows, rows: Int32, life: Int32, op: npt.NDArray[np.int8]) -> Holds:
     """Holds of one kind, which op ``give`` gives up; ``rows`` in the order of lives, ``op`` of each."""
     chosen = np.flatnonzero((op == CACHE_OPS.index(kind)) | (op == CACHE_OPS.index(give)))
     rows, life, takes = rows[chosen], life[chosen], op[chosen] == CACHE_OPS.index(kind)
@@ -84,9 +82,7 @@ def held(
     return Holds.made(kind, life[taken], of.owner[rows[taken]], rows[taken], until)
 
 
-def matches(
-    key: Int64, rows: Int32, takes: Bool, strict: bool = False
-) -> tuple[Int64, Int32] | None:
+def matches(key: Int64, rows: Int32, takes: Bool, strict: bool = False) -> tuple[Int64, Int32] | None:
     """(places that take, rows that give each of them up or OPEN_ROW), last in, first out by key.
 
     A release that finds nothing taken is of a hold from before the first event: it is left out; where ``strict``, None

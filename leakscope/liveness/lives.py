@@ -1,9 +1,9 @@
 """The lives of cache objects and of the holds on them, out of ``cache_events``.
 
 Holds (pins, references, views) are matched by their number where the source gives one, else last in, first out: one
-that is given up is the youngest of its object, or of its object and owner where every release names an owner that holds;
-so one that is never given up stays with who took it. A view is held by who made it until it is evicted, and holds its
-base as long.
+that is given up is the youngest of its object, or of its object and owner where every release names an owner that
+holds; so one that is never given up stays with who took it. A view is held by who made it until it is evicted, and
+holds its base as long.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ class CacheLives:
 class Latest:
     """Looks up the last row of a key up to a row."""
 
-    def __init__(self, keys: npt.NDArray[Any], rows: npt.NDArray[Any], span: int, values: npt.NDArray[Any] | None = None) -> None:
+    def __init__(
+        self, keys: npt.NDArray[Any], rows: npt.NDArray[Any], span: int, values: npt.NDArray[Any] | None = None
+    ) -> None:
         """``rows`` (< ``span``) of each key, with a value each if there are any."""
         self._span = span
         self._place = keys.astype(np.int64) * span
@@ -125,9 +127,13 @@ def cache_lives(of: CacheRows) -> CacheLives:
     spoken &= ~_among("insert_fail", "clear", "invalidate", "gap")[of.op]
     named = np.flatnonzero(spoken).astype(np.int32)
     epoch, clears = _epochs(of, named)
-    key = of.object[named] if epoch is None else np.unique(
-        of.object[named].astype(np.int64) * (int(epoch.max(initial=0)) + 1) + epoch, return_inverse=True
-    )[1].astype(np.int32)
+    key = (
+        of.object[named]
+        if epoch is None
+        else np.unique(
+            of.object[named].astype(np.int64) * (int(epoch.max(initial=0)) + 1) + epoch, return_inverse=True
+        )[1].astype(np.int32)
+    )
     # Sorting numbers that hold both takes a third of the time and memory of an argsort.
     both = (key.astype(np.int64) << 32) | named
     both.sort()
@@ -175,7 +181,9 @@ def cache_lives(of: CacheRows) -> CacheLives:
     told = of.last_access_ns[rows] > 0
     counted = ~np.isnan(of.refcount[rows])
     hit = op == CACHE_OPS.index("access")
-    evicted = np.flatnonzero((died != OPEN_ROW) & (of.op[np.where(died == OPEN_ROW, 0, died)] == CACHE_OPS.index("evict")))
+    evicted = np.flatnonzero(
+        (died != OPEN_ROW) & (of.op[np.where(died == OPEN_ROW, 0, died)] == CACHE_OPS.index("evict"))
+    )
     evictions = pd.DataFrame({"owner": of.owner[died[evicted]], "size": size[evicted]})
     return CacheLives(
         of.names,

@@ -26,7 +26,7 @@ DEFAULT_STALE_NS = 30_000_000_000
 
 
 class Usual(NamedTuple):
-    """How long holds of a kind last: ``limit_ns`` is what one in flight does not exceed; ``given_up`` how many say so."""
+    """How long holds of a kind last: one in flight does not exceed ``limit_ns``; ``given_up`` of them say so."""
 
     limit_ns: float
     given_up: int
@@ -150,5 +150,3 @@ def _ttl_left(of: CacheLives, rows: Int64, ts_ns: int) -> npt.NDArray[np.float64
     left = np.where(expires == 0, np.nan, np.where(expires == NEVER, np.inf, (expires - ts_ns).astype(np.float64)))
     invalid = of.lives.invalid_ns[rows] <= ts_ns
     return np.where(invalid, np.minimum(np.nan_to_num(left, nan=0.0, posinf=0.0), 0.0), left)
-
-

@@ -54,7 +54,7 @@ class CacheRows:
 
 
 def read_rows(con: duckdb.DuckDBPyConnection, source_id: int) -> CacheRows:
-    """The rows of one source in the view ``cache_events``. A column at a time: all at once take five times the memory."""
+    """The rows of one source in the view ``cache_events``. A column at a time: all at once take five times as much."""
 
     def column(name: str) -> pa.ChunkedArray:
         con.execute("SELECT 1").fetchall()  # ends a result that another query has left half read: sql() refuses it
@@ -84,8 +84,12 @@ def _rows(column: Callable[[str], pa.ChunkedArray]) -> CacheRows:
 
     def numbers(name: str, dtype: Any) -> npt.NDArray[Any]:
         values = column(name)
-        ends = pc.min_max(values)
-        if len(values) and ends["min"] == ends["max"] or values.type == pa.float64() and pc.all(pc.is_nan(values)).as_py():
+        if pa.types.is_floating(values.type):
+            same = pc.all(pc.is_nan(values)).as_py()
+        else:
+            ends = pc.min_max(values)
+            same = ends["min"] == ends["max"]
+        if len(values) and same:
             return np.broadcast_to(np.asarray(values[0].as_py(), dtype), (len(values),))
         return _ordered(values.to_numpy(), order).astype(dtype, copy=False)
 
@@ -137,8 +141,8 @@ def _rows(column: Callable[[str], pa.ChunkedArray]) -> CacheRows:
 
 
 def give_back_memory() -> None:
-    """Give free memory back to the system: of millions of events, columns that are done with are hundreds of MB that the
-    C library and Arrow would keep for later."""
+    """Give free memory back to the system: of millions of events, columns that are done with are hundreds of MB that
+    the C library and Arrow would keep for later."""
     pa.default_memory_pool().release_unused()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
     if trim is not None:
@@ -146,7 +150,7 @@ def give_back_memory() -> None:
 
 
 def _ordered(values: npt.NDArray[Any], order: Int64 | None) -> npt.NDArray[Any]:
-    return values if order is None or not values.strides or values.strides == (0,) else values[order]
+    return values if order is None or values.strides == (0,) else values[order]
 
 
 def _encoded(column: pa.ChunkedArray) -> tuple[Int32, pa.Array]:
