@@ -22,14 +22,14 @@ _FOLDED_CACHE = r"regexp_replace(slab_cache::VARCHAR, '^kmalloc-rnd-\d+-', 'kmal
 
 
 def live_cohorts(
-    con: duckdb.DuckDBPyConnection, lives: pd.DataFrame, bounds: pd.DataFrame, steps_s: Sequence[int] = STEPS_S
+    con: duckdb.DuckDBPyConnection, lives: pd.DataFrame, bounds: pd.DataFrame, steps_s: Sequence[float] = STEPS_S
 ) -> pd.DataFrame:
     """One row a (source, site key, cohort) that is live at the end of its source's evidence.
 
-    Needs what :func:`leakscope.correlate.aggregate.aggregate` leaves behind. Columns: source_id, SITE_KEY, cohort (index
-    into ``steps_s``), objects, bytes, byte_seconds (the sum
-    of bytes times age). Events are exact to the allocation; a census is as fine as its own cohorts, whose youngest
-    possible age counts. Allocations without a stack of their own stand under what identity they have.
+    Needs what :func:`leakscope.correlate.aggregate.aggregate` leaves behind. Columns: source_id, SITE_KEY, cohort
+    (index into ``steps_s``), objects, bytes, byte_seconds (the sum of bytes times age). Events are exact to the
+    allocation; objects of a census count as old as their cohort may be. Allocations without a stack of their own stand
+    under what identity they have.
     """
     folded = lives.loc[lives["pid"] == FOLDED_PID, "life"].tolist()
     con.register("cohort_ends", bounds[["source_id", "end_ns"]])

@@ -132,9 +132,7 @@ class Touched(NamedTuple):
     touches: pd.DataFrame
 
 
-def touched_allocations(
-    con: duckdb.DuckDBPyConnection, sites: pd.DataFrame, processes: pd.DataFrame
-) -> Touched | None:
+def touched_allocations(con: duckdb.DuckDBPyConnection, sites: pd.DataFrame, processes: pd.DataFrame) -> Touched | None:
     """What sites keep at the end of the evidence, with its touches; None where no launch arguments were recorded.
 
     ``sites``: site, layer, kind, api, kernel_stack, user_stack, python_stack. ``processes``: source_id, pid, end_ns

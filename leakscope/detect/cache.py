@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
 from leakscope.correlate.stacks import Stacks
-from leakscope.liveness.lives import CacheLives, cache_events, cache_lives
+from leakscope.liveness.holds import KINDS
+from leakscope.liveness.lives import CacheLives, cache_lives
 from leakscope.liveness.moments import MIN_GIVEN_UP, Moment, moment, usual_holds
+from leakscope.liveness.rows import CacheRows, read_rows
 from leakscope.model.results import Culprit, Growth, Verdict
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ WORDS = {"pin": ("pinned", "unpin"), "ref": ("referenced", "unref"), "view": ("k
 
 @dataclass(frozen=True)
 class Stuck:
-    """Holds of one kind that nobody gave up: one row each of object, owner, ts_ns, size_bytes (of what is kept), stack."""
+    """Holds of one kind that nobody gave up: a row each of object, owner, ts_ns, size_bytes (of what is kept) and
+    stack."""
 
     kind: str
     rows: pd.DataFrame
@@ -46,19 +48,19 @@ class Stuck:
 
 def judge_cache(con: duckdb.DuckDBPyConnection, source_id: int) -> list[Verdict]:
     """Verdicts of one source with ``cache_events``, the leading one first; [] where it has none."""
-    events = cache_events(con, source_id)
-    return judge_events(events, con) if events.num_rows else []
+    rows = read_rows(con, source_id)
+    return judge_rows(rows, con) if len(rows) else []
 
 
-def judge_events(events: pa.Table, con: duckdb.DuckDBPyConnection | None = None) -> list[Verdict]:
-    """As :func:`judge_cache`, of rows in time order in the columns of ``cache_events``; ``con`` has the frames of their
-    stacks, None where they have none."""
-    of = cache_lives(events)
+def judge_rows(rows: CacheRows, con: duckdb.DuckDBPyConnection | None = None) -> list[Verdict]:
+    """As :func:`judge_cache`, of the rows of one source; ``con`` has the frames of their stacks, None where they have
+    none."""
+    of = cache_lives(rows)
     start_ns, end_ns = int(of.ts_ns[0]), int(of.ts_ns[-1])
     fallback = IN_FLIGHT_SHARE * (end_ns - start_ns)
     usual = {kind: usual_holds(of, kind, fallback) for kind in CLASSES}
     now = moment(of, end_ns, {kind: limit.limit_ns for kind, limit in usual.items()}, fallback)
-    held = int(of.lives["size_bytes"].to_numpy()[now.rows].sum())
+    held = int(of.lives.size_bytes[now.rows].sum())
     found = [
         _verdict(Stuck(kind, _stuck(of, now, kind), limit.limit_ns / 1e9, limit.given_up), of, held, con)
         for kind, limit in usual.items()
@@ -83,23 +85,23 @@ def judge_events(events: pa.Table, con: duckdb.DuckDBPyConnection | None = None)
 
 def _stuck(of: CacheLives, now: Moment, kind: str) -> pd.DataFrame:
     """The stale holds of a kind; of a view, what it keeps is its base."""
-    holds = now.holds[(now.holds["kind"] == kind) & now.holds["stale"] & (now.holds["view"] < 0)]
-    life, owner = holds["life"].to_numpy(np.int64), holds["owner"].to_numpy(np.int64)
-    kept = of.lives["object"].to_numpy()[life]
-    size = of.lives["size_bytes"].to_numpy()[life]
+    chosen = (now.holds.holds.kind == KINDS.index(kind)) & now.holds.stale & (now.holds.holds.view < 0)
+    found = now.holds.take(chosen)
+    life = found.holds.life
+    kept, size = of.lives.object[life], of.lives.size_bytes[life]
     if kind == "view":
-        kept = of.lives["base"].to_numpy()[life]
+        kept = of.lives.base[life]
         sizes = np.zeros(len(of.names) + 1, np.int64)  # the last is for -1, no base
-        np.maximum.at(sizes, of.lives["object"].to_numpy(), of.lives["size_bytes"].to_numpy())
+        np.maximum.at(sizes, of.lives.object, of.lives.size_bytes)
         size = sizes[kept]
     owners = np.array([*of.owners.to_pylist(), ""], object)
     rows = pd.DataFrame(
         {
             "object": kept,
-            "owner": owners[owner],
-            "ts_ns": holds["from_ns"].to_numpy(),
+            "owner": owners[found.holds.owner],
+            "ts_ns": found.from_ns,
             "size_bytes": size,
-            "stack": holds["stack"].to_numpy(np.int64),
+            "stack": found.holds.stack,
         }
     )
     return rows[rows["object"] >= 0].sort_values("ts_ns", kind="stable")
@@ -155,7 +157,7 @@ def _stack(holds: pd.DataFrame, con: duckdb.DuckDBPyConnection | None) -> tuple[
     known = holds[holds["stack"] > 0]
     if con is None or not len(known):
         return ()
-    stack = int(known.groupby("stack")["size_bytes"].sum().idxmax())
+    stack = int(known.groupby("stack")["size_bytes"].sum().idxmax())  # type: ignore[call-overload]
     return tuple(frame.text for frame in Stacks(con, [stack])[stack])
 
 

@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import pyarrow as pa
 
 from leakscope.liveness import answers
 from leakscope.liveness.answers import Place
 from leakscope.liveness.caches import add_cache
 from leakscope.liveness.classes import HELD_STALE, IMMORTAL, UNKNOWN_REF, ZOMBIE, document_rules
 from leakscope.liveness.graph import Graph, GraphBuilder, degree_by_kind
-from leakscope.liveness.lives import HOLDS, CacheLives, cache_events, cache_lives, with_inferred
+from leakscope.liveness.lives import HOLDS, CacheLives, Lives, cache_lives, with_inferred
 from leakscope.liveness.moments import DEFAULT_STALE_NS, MIN_GIVEN_UP, Moment, moment, usual_holds
 from leakscope.liveness.recording import BY_AGE, Recorded, add_recordings
+from leakscope.liveness.rows import give_back_memory, read_rows
 from leakscope.liveness.snapshot import add_snapshot, snapshot_sources
 from leakscope.model.liveness import CLASSES, ClassTotal, Liveness, SourceLiveness, Stale, Window
 from leakscope.model.manifest import Manifest, Source
-from leakscope.model.words import NEVER
 
 if TYPE_CHECKING:
     import duckdb
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 MANY_OBJECTS = 200_000
 """Lives beyond which only a few times are looked at."""
 
-Inferred = Callable[[pa.Table, Source], tuple[str, Sequence[str]] | None]
-"""(cache events of a source, the source) → (what to call who holds, objects that are known to be held), or None."""
+Inferred = Callable[["duckdb.DuckDBPyConnection", Source], tuple[str, Sequence[str]] | None]
+"""(connection to its capture, a source) → (what to call who holds, objects that are known to be held), or None."""
 
 
 @dataclass(frozen=True)
@@ -90,23 +89,26 @@ def _cache(
     found: Liveness,
 ) -> None:
     """Objects of one source, if it has some."""
-    events = cache_events(con, source.id)
-    if not events.num_rows:
+    rows = read_rows(con, source.id)
+    if not len(rows):
         return
-    of = cache_lives(events)
+    of = cache_lives(rows)
+    del rows
+    give_back_memory()
     if options.ttl_s is not None:
-        of = replace(of, lives=_with_ttl(of.lives, round(options.ttl_s * 1e9)))
+        of = replace(of, lives=_with_ttl(of, round(options.ttl_s * 1e9)))
     for infer in options.inferred:
-        if (holds := infer(events, source)) is not None:
+        if (holds := infer(con, source)) is not None:
             of = with_inferred(of, *holds)
     at_ns = int(of.ts_ns[-1])
     limits, because = _limits(of, options)
     default_ns = DEFAULT_STALE_NS if options.stale_after_s is None else options.stale_after_s * 1e9
+    times = options.windows if len(of.lives.object) <= MANY_OBJECTS else min(options.windows, 4)
+    windows = _windows(of, limits, default_ns, times)
     now = moment(of, at_ns, limits, default_ns)
     nodes = add_cache(builder, number, places[number].name, of, now)
     places[number] = replace(places[number], at_ns=at_ns)
-    sizes = of.lives["size_bytes"].to_numpy(np.int64)[now.rows]
-    windows = options.windows if len(of.lives) <= MANY_OBJECTS else min(options.windows, 4)
+    sizes = of.lives.size_bytes[now.rows]
     found.sources.append(
         SourceLiveness(
             source=places[number].name,
@@ -116,16 +118,16 @@ def _cache(
             stale_because=because,
             classes=totals(now.classes, np.ones(len(now.rows), np.int64), sizes),
             rules=document_rules(now.facts, sizes),
-            windows=_windows(of, limits, default_ns, windows),
+            windows=windows,
             notes=tuple(_notes(of, now)),
         )
     )
     found.stale += _stale_objects(of, now, nodes, places[number].name, options.top)
 
 
-def _with_ttl(lives: pd.DataFrame, ttl_ns: int) -> pd.DataFrame:
-    expires = lives["expires_ns"].to_numpy(np.int64)
-    return lives.assign(expires_ns=np.where(expires == 0, lives["born_ns"].to_numpy(np.int64) + ttl_ns, expires))
+def _with_ttl(of: CacheLives, ttl_ns: int) -> Lives:
+    expires = of.lives.expires_ns
+    return of.lives._replace(expires_ns=np.where(expires == 0, of.ts_ns[of.lives.born_row] + ttl_ns, expires))
 
 
 def _limits(of: CacheLives, options: Options) -> tuple[dict[str, float], str]:
@@ -135,7 +137,9 @@ def _limits(of: CacheLives, options: Options) -> tuple[dict[str, float], str]:
         return {**dict.fromkeys(kinds, options.stale_after_s * 1e9), "inferred": 0.0}, "as asked for"
     usual = {kind: usual_holds(of, kind, DEFAULT_STALE_NS) for kind in kinds}
     told = [f"{usual[kind].given_up:,} {kind}s" for kind in kinds if usual[kind].given_up >= MIN_GIVEN_UP]
-    because = f"twice what 99 % of {' and '.join(told)} took" if told else "the default: nothing says how long holds last"
+    because = (
+        f"twice what 99 % of {' and '.join(told)} took" if told else "the default: nothing says how long holds last"
+    )
     limits = {kind: limit.limit_ns for kind, limit in usual.items()}
     if told:  # kinds of which nothing is known take the others' measure
         known = max(limit.limit_ns for limit in usual.values() if limit.given_up >= MIN_GIVEN_UP)
@@ -159,15 +163,13 @@ def totals(
 
 def _windows(of: CacheLives, limits: dict[str, float], default_ns: float, windows: int) -> tuple[Window, ...]:
     start, end = int(of.ts_ns[0]), int(of.ts_ns[-1])
-    sizes = of.lives["size_bytes"].to_numpy(np.int64)
+    sizes = of.lives.size_bytes
     found = []
     for step in range(1, windows + 1):
         at = start + (end - start) * step // windows
         then = moment(of, at, limits, default_ns)
         of_class = totals(then.classes, np.ones(len(then.rows), np.int64), sizes[then.rows])
-        found.append(
-            Window((at - start) / 1e9, tuple(c.bytes for c in of_class), tuple(c.objects for c in of_class))
-        )
+        found.append(Window((at - start) / 1e9, tuple(c.bytes for c in of_class), tuple(c.objects for c in of_class)))
     return tuple(found)
 
 
@@ -183,7 +185,7 @@ def _notes(of: CacheLives, now: Moment) -> list[str]:
         notes.append("the source tells neither references nor pins: what is not known is not guessed")
     if of.failed_inserts:
         notes.append(f"{of.failed_inserts:,} inserts failed")
-    if not of.lives["size_bytes"].any():
+    if not of.lives.size_bytes.any():
         notes.append("the source tells no sizes: bytes are 0, objects are ranked by age")
     return notes
 
@@ -191,14 +193,14 @@ def _notes(of: CacheLives, now: Moment) -> list[str]:
 def _stale_objects(of: CacheLives, now: Moment, nodes: npt.NDArray[np.int32], source: str, top: int) -> list[Stale]:
     """The objects with most bytes × age among those that somebody should have let go."""
     lives = of.lives
-    size = lives["size_bytes"].to_numpy(np.int64)[now.rows]
+    size = lives.size_bytes[now.rows]
     since = now.facts.age_ns.copy()  # of what is immortal, and of what is only counted
-    held = now.holds[now.holds["stale"]]
+    held = now.holds.take(now.holds.stale)
     waited = np.full(len(now.rows), -1.0)
-    np.maximum.at(waited, held["position"].to_numpy(np.int64), (now.ts_ns - held["used_ns"]).to_numpy(np.float64))
+    np.maximum.at(waited, held.position, (now.ts_ns - held.used_ns).astype(np.float64))
     since = np.where(waited >= 0, waited, since)
-    expires = lives["expires_ns"].to_numpy(np.int64)[now.rows]
-    ended = np.minimum(np.where(expires > 0, expires, now.ts_ns), lives["invalid_ns"].to_numpy(np.int64)[now.rows])
+    expires = lives.expires_ns[now.rows]
+    ended = np.minimum(np.where(expires > 0, expires, now.ts_ns), lives.invalid_ns[now.rows])
     since = np.where(now.classes == ZOMBIE, (now.ts_ns - ended).astype(np.float64), since)
     evidence = {
         HELD_STALE: "not used by its holder",
@@ -212,7 +214,7 @@ def _stale_objects(of: CacheLives, now: Moment, nodes: npt.NDArray[np.int32], so
         Stale(
             node=int(nodes[i]),
             kind="object",
-            name=str(of.names[int(lives["object"].iloc[now.rows[i]])]),
+            name=str(of.names[int(lives.object[now.rows[i]])]),
             source=source,
             cls=CLASSES[now.classes[i]],
             layer="",
@@ -282,21 +284,22 @@ def _recordings(
     recorded = add_recordings(builder, con, sources, numbers, limit_s, options.windows, options.top)
     if recorded is None:
         return
-    for source, rows in recorded.groups.groupby("source_id", sort=True):
-        number = numbers[int(source)]
-        places[number] = replace(places[number], at_ns=recorded.ends[int(source)])
+    for _, rows in recorded.groups.groupby("source_id", sort=True):
+        source = int(rows["source_id"].iloc[0])
+        number = numbers[source]
+        places[number] = replace(places[number], at_ns=recorded.ends[source])
         found.sources.append(
             SourceLiveness(
                 source=places[number].name,
                 kind="allocations",
-                at_ns=recorded.ends[int(source)],
+                at_ns=recorded.ends[source],
                 stale_after_s=limit_s,
                 stale_because="the default" if options.stale_after_s is None else "as asked for",
                 classes=totals(
                     rows["cls"].to_numpy(np.int8), rows["objects"].to_numpy(np.int64), rows["bytes"].to_numpy(np.int64)
                 ),
-                windows=recorded.windows.get(int(source), ()),
-                notes=tuple(_recorded_notes(recorded, int(source), rows)),
+                windows=recorded.windows.get(source, ()),
+                notes=tuple(_recorded_notes(recorded, source, rows)),
             )
         )
     found.stale += [replace(stale, source=places[int(stale.source)].name) for stale in recorded.stale]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -111,7 +112,9 @@ def why(graph: Graph, places: Sequence[Place], name: str) -> list[Why]:
         matches = np.flatnonzero(pc.match_substring(graph.names, name).to_numpy(zero_copy_only=False))
     matches = matches[(matches != ROOT) & (graph.nodes["kind"][matches] != NODE_KINDS.index("kernel"))]
     if not len(matches):
-        raise BadInputError(f"--why {name}: nothing that is live has this name; names are those of --json and --graphml")
+        raise BadInputError(
+            f"--why {name}: nothing that is live has this name; names are those of --json and --graphml"
+        )
     return [_explained(graph, places, int(node)) for node in matches[:MAX_MATCHES]]
 
 
@@ -133,7 +136,7 @@ def _explained(graph: Graph, places: Sequence[Place], node: int) -> Why:
 def _steps(graph: Graph, places: Sequence[Place], path: list[int]) -> tuple[Step, ...]:
     """The path without the root."""
     steps = [Step(graph.kind(path[1]), graph.name(path[1]))] if len(path) > 1 else []
-    for tail, head in zip(path[1:], path[2:], strict=False):
+    for tail, head in pairwise(path[1:]):
         edge = graph.edge(tail, head)
         place = places[int(graph.nodes["source"][head])]
         steps.append(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
 from leakscope.liveness.graph import GraphBuilder, Int32, reachable
 from leakscope.liveness.lives import CacheLives
-from leakscope.liveness.moments import Moment
+from leakscope.liveness.moments import Moment, OpenHolds
 
 UNKNOWN_HOLDER = "unknown holder"
 
@@ -19,19 +18,19 @@ def add_cache(builder: GraphBuilder, source: int, name: str, of: CacheLives, at:
     An object that no holder reaches (by holds, views, children in its prefix) is kept by its cache alone: that is all
     the cache's node retains.
     """
-    lives = of.lives.iloc[at.rows]
-    objects = lives["object"].to_numpy()
+    lives = of.lives
+    objects = lives.object[at.rows]
     nodes = builder.add_nodes(
         "object",
         of.names.take(pa.array(objects)),
         source=source,
         cls=at.classes,
         objects=1,
-        bytes=lives["size_bytes"].to_numpy(),
-        since_ns=lives["born_ns"].to_numpy(),
+        bytes=lives.size_bytes[at.rows],
+        since_ns=of.ts_ns[lives.born_row[at.rows]],
         last_use_ns=at.last_use_ns,
         rank=_ranks(at),
-        stack=lives["stack"].to_numpy(),
+        stack=lives.stack[at.rows],
     )
     tails, heads = [], []
 
@@ -40,34 +39,21 @@ def add_cache(builder: GraphBuilder, source: int, name: str, of: CacheLives, at:
         tails.append(tail)
         heads.append(head)
 
-    own = at.holds[at.holds["view"].to_numpy() < 0]
-    if len(own):
-        holders = _holders(builder, source, of, own["owner"].to_numpy(np.int64))
-        held = _grouped(own)
-        edges(
-            "holds",
-            holders[held["owner"].to_numpy()],
-            nodes[held["position"].to_numpy()],
-            count=held["count"].to_numpy(),
-            since_ns=held["since_ns"].to_numpy(),
-            stack=held["stack"].to_numpy(),
-            stale=held["stale"].to_numpy(),
-        )
-    through = at.holds[at.holds["view"].to_numpy() >= 0]
-    position = np.full(len(of.lives), -1, np.int64)
+    own = at.holds.take(at.holds.holds.view < 0)
+    if len(own.position):
+        holders = _holders(builder, source, of, own.holds.owner)
+        owner, position, columns = _grouped(own)
+        edges("holds", holders[owner], nodes[position], **columns)
+    through = at.holds.take(at.holds.holds.view >= 0)
+    position = np.full(len(lives.object), -1, np.int64)
     position[at.rows] = np.arange(len(at.rows))
-    through = through[position[through["view"].to_numpy(np.int64)] >= 0]
-    if len(through):
-        edges(
-            "view-of",
-            nodes[position[through["view"].to_numpy(np.int64)]],
-            nodes[through["position"].to_numpy()],
-            since_ns=through["from_ns"].to_numpy(),
-            stale=through["stale"].to_numpy(),
-        )
+    through = through.take(position[through.holds.view] >= 0)
+    if len(through.position):
+        views = nodes[position[through.holds.view]]
+        edges("view-of", views, nodes[through.position], since_ns=through.from_ns, stale=through.stale)
     place = np.full(len(of.names) + 1, -1, np.int64)  # the last is for -1, no parent
     place[objects] = np.arange(len(objects))
-    parent = place[lives["parent"].to_numpy()]
+    parent = place[lives.parent[at.rows]]
     child = np.flatnonzero(parent >= 0)
     if len(child):
         edges("parent-block", nodes[child], nodes[parent[child]])
@@ -97,43 +83,41 @@ def _ranks(at: Moment) -> np.ndarray:
 
 def _is_held(at: Moment) -> np.ndarray:
     held = np.zeros(len(at.rows), bool)
-    held[at.holds["position"].to_numpy()] = True
+    held[at.holds.position] = True
     return held
 
 
 def _holders(builder: GraphBuilder, source: int, of: CacheLives, owner: np.ndarray) -> Int32:
     """Nodes of the holders, by owner; the last is that of -1, who holds is not said."""
-    names = pa.concat_arrays([of.owners, pa.array([UNKNOWN_HOLDER], pa.string())])
+    names = pa.concat_arrays([of.owners, pa.array([UNKNOWN_HOLDER], of.owners.type)])
     used = np.unique(np.where(owner < 0, len(of.owners), owner))
     nodes = np.full(len(names), -1, np.int32)
     nodes[used] = builder.add_nodes("holder", names.take(pa.array(used)), source=source)
     return nodes
 
 
-def _grouped(own: pd.DataFrame) -> pd.DataFrame:
-    """One row an owner and object: count, since_ns and stack of the oldest hold, whether one is stale."""
-    key = own["owner"].to_numpy(np.int64) * (int(own["position"].max()) + 1) + own["position"].to_numpy(np.int64)
-    order = np.lexsort((own["from_ns"].to_numpy(), key))
+def _grouped(own: OpenHolds) -> tuple[Int32, np.ndarray, dict[str, np.ndarray]]:
+    """One row an owner and object: (owners, -1 = not said; positions; columns of the edges: count, since_ns and stack
+    of the oldest hold, whether one is stale)."""
+    key = own.holds.owner.astype(np.int64) * (int(own.position.max()) + 1) + own.position
+    order = np.lexsort((own.from_ns, key))
     first = np.flatnonzero(np.diff(key[order], prepend=key[order[0]] - 1))
-    oldest = own.iloc[order[first]]
-    return pd.DataFrame(
-        {
-            "owner": oldest["owner"].to_numpy(np.int64),
-            "position": oldest["position"].to_numpy(np.int64),
-            "count": np.diff(np.append(first, len(order))),
-            "since_ns": oldest["from_ns"].to_numpy(np.int64),
-            "stack": oldest["stack"].to_numpy(np.int64),
-            "stale": np.logical_or.reduceat(own["stale"].to_numpy(bool)[order], first),
-        }
-    )
+    oldest = order[first]
+    columns = {
+        "count": np.diff(np.append(first, len(order))),
+        "since_ns": own.from_ns[oldest],
+        "stack": own.holds.stack[oldest],
+        "stale": np.logical_or.reduceat(own.stale[order], first),
+    }
+    return own.holds.owner[oldest], own.position[oldest], columns
 
 
 def _add_caches(
     builder: GraphBuilder, source: int, name: str, of: CacheLives, at: Moment, nodes: Int32, alone: np.ndarray
 ) -> None:
     """A node for each medium, with edges to what it alone keeps, and who evicted what was there."""
-    media = of.lives["medium"].cat.codes.to_numpy()[at.rows]
-    words = list(of.lives["medium"].cat.categories)
+    media = of.lives.medium[at.rows]
+    words = of.media.to_pylist()
     caches = []
     for code in np.unique(media[alone]).tolist():
         here = np.flatnonzero(alone & (media == code))

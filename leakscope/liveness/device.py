@@ -39,9 +39,11 @@ def touched_groups(
     how = sums | {"since_ns": "min", "last_use_ns": "max", "approximate": "max"}
     groups = rows.groupby(GROUP, sort=True).agg(how).reset_index()
     cohorts = rows.groupby([*GROUP, "cohort"], sort=True)[["objects", "bytes"]].sum().reset_index()
-    groups["cohorts"] = cohort_lists(groups, cohorts, GROUP, steps)
+    groups["cohorts"] = pd.Series(cohort_lists(groups, cohorts, GROUP, steps), groups.index)
     groups["evidence"] = BY_LAUNCHES
-    by_process = rows.groupby([*GROUP, "pid"], sort=True).agg(live_objects=("objects", "sum"), first_ns=("since_ns", "min"))
+    by_process = rows.groupby([*GROUP, "pid"], sort=True).agg(
+        live_objects=("objects", "sum"), first_ns=("since_ns", "min")
+    )
     return groups, by_process.reset_index().assign(life=-1)
 
 
@@ -65,7 +67,9 @@ def cohort_lists(
     columns = [cohorts[name].tolist() for name in (*key, "cohort", "objects", "bytes")]
     for *of, cohort, objects, size in zip(*columns, strict=True):
         lists.setdefault(tuple(of), []).append((float(steps[int(cohort)]), int(objects), int(size)))
-    return [tuple(sorted(lists.get(tuple(of), []))) for of in zip(*(groups[name].tolist() for name in key), strict=True)]
+    return [
+        tuple(sorted(lists.get(tuple(of), []))) for of in zip(*(groups[name].tolist() for name in key), strict=True)
+    ]
 
 
 def add_kernels(
@@ -74,7 +78,7 @@ def add_kernels(
     """A node for each kernel that got a pointer, with an edge from what it touched."""
     kept, touches = touched.kept, touched.touches
     of_group = groups[groups["evidence"] == BY_LAUNCHES]
-    place = {(int(g.source_id), int(g.site), int(g.cls)): int(g.node) for g in of_group.itertuples()}
+    place = dict(zip(map(tuple, of_group[GROUP].to_numpy(np.int64).tolist()), of_group["node"].tolist(), strict=True))
     end = kept["end_ns"].to_numpy(np.int64)
     cls, _ = classes_at(kept, kept["last_ns"].to_numpy(np.int64), end, stale_after_s)
     keys = zip(kept["source_id"].astype(int), kept["site"].astype(int), cls.tolist(), strict=True)
@@ -82,8 +86,9 @@ def add_kernels(
     rows = touches.assign(node=node[touches["row"].to_numpy(np.int64)])
     rows = rows.assign(source=kept["source_id"].to_numpy()[touches["row"].to_numpy(np.int64)])
     rows = rows[rows["node"] >= 0]
-    for (source, kernel), edges in rows.groupby(["source", "kernel"], sort=True):
-        added = builder.add_nodes("kernel", [str(kernel) or "unknown kernel"], source=numbers[int(source)])
+    for _, edges in rows.groupby(["source", "kernel"], sort=True):
+        name, source = str(edges["kernel"].iloc[0]) or "unknown kernel", int(edges["source"].iloc[0])
+        added = builder.add_nodes("kernel", [name], source=numbers[source])
         sums = edges.groupby("node").agg(count=("launch_id", "nunique"), last=("ts_ns", "max")).reset_index()
         builder.add_edges(
             "touched-by",
@@ -139,5 +144,3 @@ def windows_of(
         whole = np.rint(sums).astype(np.int64).tolist()
         found.append(Window((at - start) / 1e9, tuple(whole[0]), tuple(whole[1])))
     return tuple(found)
-
-

@@ -148,21 +148,21 @@ class GraphBuilder:
             self._edges[name].append(np.broadcast_to(np.asarray(values.get(name, 0), dtype), tail.shape))
 
     def build(self) -> Graph:
-        """The graph. What keeps others and is kept by nobody hangs on the root, so do nodes that nobody keeps."""
+        """The graph; the builder is used up. What nobody keeps hangs on the root: holders, caches."""
         names = pa.chunked_array([pa.array(["root"], pa.string()), *self._names], pa.string())
         nodes = {}
         for name, dtype in NODE_COLUMNS.items():
             first = np.array([NODE_KINDS.index("root") if name == "kind" else -1 if name in ("cls", "source") else 0])
-            nodes[name] = np.concatenate([first.astype(dtype), *self._nodes[name]])
-        edges = {name: np.concatenate([np.zeros(0, dtype), *self._edges[name]]) for name, dtype in EDGE_COLUMNS.items()}
-        keeps = _KEEPS[edges["kind"]]
-        kept = np.zeros(len(nodes["kind"]), bool)
-        kept[edges["head"][keeps]] = True
+            nodes[name] = np.concatenate([first.astype(dtype), *self._nodes.pop(name)])
+        kept = nodes["kind"] == NODE_KINDS.index("kernel")  # kernels touch, nothing keeps them
         kept[ROOT] = True
-        kept |= nodes["kind"] == NODE_KINDS.index("kernel")  # kernels touch, nothing keeps them
+        for head, kind in zip(self._edges["head"], self._edges["kind"], strict=True):
+            kept[head[_KEEPS[kind]]] = True
         roots = np.flatnonzero(~kept)
         self.add_edges("roots", np.zeros(len(roots), np.int32), roots)
-        edges = {name: np.concatenate([np.zeros(0, dtype), *self._edges[name]]) for name, dtype in EDGE_COLUMNS.items()}
+        edges = {
+            name: np.concatenate([np.zeros(0, dtype), *self._edges.pop(name)]) for name, dtype in EDGE_COLUMNS.items()
+        }
         return Graph(names, nodes, edges)
 
 
@@ -174,7 +174,6 @@ def degree_by_kind(graph: Graph) -> tuple[dict[str, int], dict[str, int]]:
         {kind: int(count) for kind, count in zip(NODE_KINDS, nodes, strict=True) if count},
         {kind: int(count) for kind, count in zip(EDGE_KINDS, edges, strict=True) if count},
     )
-
 
 
 def reachable(nodes: int, tail: Int32, head: Int32, start: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

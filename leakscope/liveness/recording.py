@@ -1,8 +1,8 @@
 """The part of the graph that a recording tells: allocations by site, their age, the launches that still get them.
 
 Nobody counts the references to an allocation. What is known: it is not freed, so its process holds it; how long ago it
-was allocated; and of device memory which launch last got a pointer into it. Where that is known exactly the memory is in
-use or stale; where it is not, its class is unknown-ref, whatever its age.
+was allocated; and of device memory which launch last got a pointer into it. Where that is known exactly the memory is
+in use or stale; where it is not, its class is unknown-ref, whatever its age.
 """
 
 from __future__ import annotations
@@ -64,9 +64,7 @@ def add_recordings(
 
     ``numbers``: source_id → number of the source in the graph, of those to look at. ``top``: stale groups to describe.
     """
-    row = con.execute(
-        "SELECT (SELECT count(*) FROM mem_events) + (SELECT count(*) FROM census_sites)"
-    ).fetchall()
+    row = con.execute("SELECT (SELECT count(*) FROM mem_events) + (SELECT count(*) FROM census_sites)").fetchall()
     if not row[0][0]:
         return None
     unify_stacks(con)
@@ -188,7 +186,7 @@ def _untouched(
     groups = groups.merge(of_old, on=["source_id", "site"], how="left").fillna(
         {"stale_bytes": 0, "stale_objects": 0, "stale_byte_seconds": 0.0}
     )
-    groups["cohorts"] = cohort_lists(groups, scaled, ["source_id", "site"], steps)
+    groups["cohorts"] = pd.Series(cohort_lists(groups, scaled, ["source_id", "site"], steps), groups.index)
     groups["last_use_ns"], groups["approximate"], groups["evidence"] = 0, True, BY_AGE
     by_life = kept.merge(groups[["source_id", "site"]], on=["source_id", "site"])
     return groups, by_life.assign(cls=UNKNOWN_REF, pid=-1)[[*GROUP, "life", "pid", "live_objects", "first_ns"]]
@@ -198,24 +196,25 @@ class _Names:
     """What sites are called: their culprit's frame and what they allocate."""
 
     def __init__(self, con: duckdb.DuckDBPyConnection, sites: pd.DataFrame, groups: pd.DataFrame) -> None:
-        self._rows = {int(row.site): row for row in sites[sites["site"].isin(groups["site"])].itertuples()}
-        ids = [i for row in self._rows.values() for i in (row.kernel_stack, row.user_stack, row.python_stack)]
+        named = sites[sites["site"].isin(groups["site"])]
+        self._rows = {int(row["site"]): row for row in named.to_dict("records")}
+        ids = [row[stack] for row in self._rows.values() for stack in ("kernel_stack", "user_stack", "python_stack")]
         self._stacks = Stacks(con, ids)
 
     def layer(self, site: int) -> str:
-        return str(self._rows[site].layer)
+        return str(self._rows[site]["layer"])
 
     def stack(self, site: int) -> tuple[str, ...]:
         """Outermost first."""
         row, stacks = self._rows[site], self._stacks
-        frames = [*merge(stacks[row.user_stack], stacks[row.python_stack]), *stacks[row.kernel_stack]]
+        frames = [*merge(stacks[row["user_stack"]], stacks[row["python_stack"]]), *stacks[row["kernel_stack"]]]
         return tuple(frame.text for frame in frames)
 
     def name(self, site: int) -> str:
         row, stacks = self._rows[site], self._stacks
-        user, python, kernel = stacks[row.user_stack], stacks[row.python_stack], stacks[row.kernel_stack]
-        frame = culprit(user, python, kernel, 0, kernel_only=not user and not python and not row.call_site)
-        return f"{row.kind} {row.slab_cache or row.api} of {frame.text if frame else 'unknown code'}"
+        user, python, kernel = stacks[row["user_stack"]], stacks[row["python_stack"]], stacks[row["kernel_stack"]]
+        frame = culprit(user, python, kernel, 0, kernel_only=not user and not python and not row["call_site"])
+        return f"{row['kind']} {row['slab_cache'] or row['api']} of {frame.text if frame else 'unknown code'}"
 
 
 def _add_nodes(
@@ -247,15 +246,16 @@ def _add_holders(
     of_life = lives.drop_duplicates("life").set_index("life")["pid"]
     pid = np.where(by_process["life"] >= 0, by_process["life"].map(of_life).fillna(FOLDED_PID), by_process["pid"])
     rows = by_process.assign(pid=pid.astype(np.int64)).merge(groups[[*GROUP, "node"]], on=GROUP)
-    known = {(int(r.source_id), int(r.pid)): r for r in lives.itertuples()}
-    for (source, process), edges in rows.groupby(["source_id", "pid"], sort=True):
-        life = known.get((int(source), int(process)))
-        name = f"process {process} {life.name if life else ''}".rstrip()
+    known = {(int(life["source_id"]), int(life["pid"])): life for life in lives.to_dict("records")}
+    for _, edges in rows.groupby(["source_id", "pid"], sort=True):
+        source, process = int(edges["source_id"].iloc[0]), int(edges["pid"].iloc[0])
+        life = known.get((source, process))
+        name = f"process {process} {life['name'] if life else ''}".rstrip()
         if process == FOLDED_PID:
             name = "short-lived processes"
-        elif life is not None and life.exit_ns:
+        elif life is not None and life["exit_ns"]:
             name += " (exited)"
-        holder = builder.add_nodes("holder", [name], source=numbers[int(source)])
+        holder = builder.add_nodes("holder", [name], source=numbers[source])
         builder.add_edges(
             "holds",
             np.repeat(holder, len(edges)),
@@ -272,20 +272,20 @@ def _stale(
     old = groups[groups["stale_bytes"] > 0].nlargest(top, "stale_byte_seconds")
     return [
         Stale(
-            node=int(row.node),
+            node=int(row["node"]),
             kind="site",
-            name=names.name(int(row.site)),
-            source=str(numbers[int(row.source_id)]),
-            cls=CLASSES[int(row.cls)],
-            layer=names.layer(int(row.site)),
-            objects=int(row.stale_objects),
-            bytes=int(row.stale_bytes),
-            age_s=float(row.stale_byte_seconds) / max(1, int(row.stale_bytes)),
-            byte_seconds=float(row.stale_byte_seconds),
-            evidence=row.evidence,
-            approximate=bool(row.approximate),
-            stack=names.stack(int(row.site)),
-            cohorts=row.cohorts,
+            name=names.name(int(row["site"])),
+            source=str(numbers[int(row["source_id"])]),
+            cls=CLASSES[int(row["cls"])],
+            layer=names.layer(int(row["site"])),
+            objects=int(row["stale_objects"]),
+            bytes=int(row["stale_bytes"]),
+            age_s=float(row["stale_byte_seconds"]) / max(1, int(row["stale_bytes"])),
+            byte_seconds=float(row["stale_byte_seconds"]),
+            evidence=row["evidence"],
+            approximate=bool(row["approximate"]),
+            stack=names.stack(int(row["site"])),
+            cohorts=row["cohorts"],
         )
-        for row in old.itertuples()
+        for row in old.to_dict("records")
     ]

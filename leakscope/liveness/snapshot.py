@@ -7,14 +7,12 @@ and part of what the stack retains. Segments without a block in use are kept by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from leakscope.correlate.mixed_stacks import merge
 from leakscope.correlate.stacks import Stacks
 from leakscope.correlate.wrappers import culprit
 from leakscope.liveness.classes import IDLE_CACHED, UNKNOWN_REF, ZOMBIE
@@ -63,7 +61,10 @@ def add_snapshot(builder: GraphBuilder, con: duckdb.DuckDBPyConnection, source: 
     of_block = blocks.groupby(["device", "segment_addr"], sort=True).ngroup().to_numpy(np.int64)
     segment_nodes = builder.add_nodes(
         "segment",
-        [f"segment {r.segment_addr:#x}, {r.segment_type}, device {r.device}" for r in segments.itertuples()],
+        [
+            f"segment {r['segment_addr']:#x}, {r['segment_type']}, device {r['device']}"
+            for r in segments.to_dict("records")
+        ],
         source=number,
         objects=1,
     )
@@ -89,7 +90,9 @@ def add_snapshot(builder: GraphBuilder, con: duckdb.DuckDBPyConnection, source: 
     _add_holders(builder, con, number, blocks, nodes, cls)
     whole = np.flatnonzero(~partly_used)
     if len(whole):
-        pool = builder.add_nodes("cache", [f"caching allocator of {source.name}: segments without a block in use"], source=number)
+        pool = builder.add_nodes(
+            "cache", [f"caching allocator of {source.name}: segments without a block in use"], source=number
+        )
         builder.add_edges("caches", np.repeat(pool, len(whole)), segment_nodes[whole])
     pools = _pools(source.name, blocks, segments, free, partly_used[of_block])
     return Snapshot(int(blocks["ts_ns"].max()), names, born_ns, nodes, cls, sizes, pools)
@@ -120,10 +123,10 @@ def _add_holders(
     """A holder for each stack that allocated blocks in use, one for the streams that blocks wait for."""
     used = blocks.assign(node=nodes)[cls == UNKNOWN_REF]
     stacks = Stacks(con, [*used["user_stack"].unique(), *used["python_stack"].unique()])
-    for (user, python), rows in used.groupby(["user_stack", "python_stack"], sort=True):
-        frames = merge(stacks[user], stacks[python])
-        found = culprit(stacks[user], stacks[python], [])
-        name = f"tensors of {found.text}" if frames and found else UNKNOWN_STACK
+    for _, rows in used.groupby(["user_stack", "python_stack"], sort=True):
+        user, python = int(rows["user_stack"].iloc[0]), int(rows["python_stack"].iloc[0])
+        found = culprit([] if python else stacks[user], stacks[python], [])  # native frames of PyTorch name nobody
+        name = f"tensors of {found.text}" if found else UNKNOWN_STACK
         holder = builder.add_nodes("holder", [name], source=number, stack=int(python or user))
         _hold(builder, holder, rows["node"].to_numpy(), int(python or user))
     waiting = nodes[cls == ZOMBIE]
@@ -153,13 +156,21 @@ def _pools(
         split=("split", "sum"), largest=("free", "max"),
     )  # fmt: skip
     reserved = segments.groupby(key, sort=True)["segment_bytes"].agg(["sum", "size"])
-    return tuple(
-        Pool(
-            source, int(device), str(pool), int(reserved.loc[(device, pool), "size"]), int(row.blocks),
-            int(reserved.loc[(device, pool), "sum"]), int(row.active), int(row.pending), int(row.free), int(row.split),
-            int(row.largest),
+    pools = []
+    for (device, pool), row in zip(sums.index.tolist(), sums.to_dict("records"), strict=True):
+        pools.append(
+            Pool(
+                source,
+                int(device),
+                str(pool),
+                segments=int(reserved.loc[(device, pool), "size"]),
+                blocks=int(row["blocks"]),
+                reserved_bytes=int(reserved.loc[(device, pool), "sum"]),
+                active_bytes=int(row["active"]),
+                pending_bytes=int(row["pending"]),
+                free_bytes=int(row["free"]),
+                free_split_bytes=int(row["split"]),
+                largest_free_bytes=int(row["largest"]),
+            )
         )
-        for (device, pool), row in zip(sums.index, sums.itertuples(index=False), strict=True)
-    )  # fmt: skip
-
-
+    return tuple(pools)

@@ -27,8 +27,8 @@ EDGE_KINDS = (
 KEEPING = EDGE_KINDS[:7]
 
 FAULTS = (
-    "scans 500 ms apart know an age of 1 s to half a second",
-    "expired objects that are still there, and those without references, are not looked at: two of the leaks that matter",
+    "an age of 1 s, told by scans 500 ms apart, is known to half of itself",
+    "what has expired and is still there, and what nobody references, is not looked at: both are leaks that matter",
     "two references or more and used longer than 1 s ago has no class; nor has one reference with a long TTL or none",
     "access order as edges is a total order, n(n-1)/2 of them; it is a rank here",
 )

@@ -35,7 +35,9 @@ def liveness_json(found: Liveness, graph: Graph) -> dict[str, Any]:
     sources = []
     for source in found.sources:
         row = asdict(source) | {"rules": source.rules.to_json() if source.rules else None}
-        row["classes"] = {c.name: {"objects": c.objects, "bytes": c.bytes, "share": round(c.share, 6)} for c in source.classes}
+        row["classes"] = {
+            c.name: {"objects": c.objects, "bytes": c.bytes, "share": round(c.share, 6)} for c in source.classes
+        }
         row["windows"] = [
             {"t_s": round(w.t_s, 3), "bytes": dict(zip(CLASSES, w.bytes, strict=True)),
              "objects": dict(zip(CLASSES, w.objects, strict=True))}
@@ -61,7 +63,9 @@ def print_liveness(console: Console, found: Liveness, top: int = 20) -> None:
     for why in found.whys:
         _why(console, why)
     if not found.sources:
-        console.print("no objects: the evidence has neither cache events, nor a snapshot, nor allocations that are kept")
+        console.print(
+            "no objects: the evidence has neither cache events, nor a snapshot, nor allocations that are kept"
+        )
     for source in found.sources:
         _source(console, source)
     _keepers(console, found.keepers[:top])
@@ -135,8 +139,8 @@ def _pool(console: Console, pool: Pool) -> None:
         console,
         f"device {pool.device}, pool {pool.pool or '?'}: {size(pool.reserved_bytes)} reserved in "
         f"{counted(pool.segments, 'segment')}, {size(pool.active_bytes)} in use, {size(pool.pending_bytes)} freed but "
-        f"waiting for a stream, {size(pool.free_bytes)} free ({size(pool.free_split_bytes)} in segments that are partly "
-        f"in use, the largest piece {size(pool.largest_free_bytes)}; fragmentation {pool.fragmentation:.0%})",
+        f"waiting for a stream, {size(pool.free_bytes)} free ({size(pool.free_split_bytes)} in segments partly in "
+        f"use, the largest piece {size(pool.largest_free_bytes)}; fragmentation {pool.fragmentation:.0%})",
     )
 
 
@@ -213,9 +217,7 @@ def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         right = column.startswith(">")
-        table.add_column(
-            column.removeprefix(">"), justify="right" if right else "left", no_wrap=right, overflow="fold"
-        )
+        table.add_column(column.removeprefix(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
     return table
 
 
