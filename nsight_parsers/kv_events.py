@@ -12,11 +12,8 @@ An event says neither who holds a block nor when it is let go: ``BlockRemoved`` 
 
 from __future__ import annotations
 
-import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +23,7 @@ from leakscope.model.tables import TABLES
 from leakscope.model.words import CACHE_OPS
 from nsight_parsers import ReportError
 from nsight_parsers.arrow import Coded, Interned, build_table
+from nsight_parsers.kv_sequence import Order, Sequence
 
 EXTRA = "pip install 'leakscope[cache]'"
 FULL_ATTENTION = (None, "full_attention", "mla_attention")
@@ -46,10 +44,9 @@ INSERT, EVICT = CACHE_OPS.index("insert"), CACHE_OPS.index("evict")
 MAX_PAYLOAD_BYTES = 64 << 20
 MAX_BLOCKS_OF_EVENT = 1 << 20
 MAX_TEXT = 64
+MAX_PLACES, MAX_PUBLISHERS, MAX_LOSSES = 256, 256, 100_000
 MASK = (1 << 64) - 1
 CHUNK_ROWS = 100_000
-REMEMBERED = 20_000
-"""Batches of which a repetition is told from a restart; vLLM keeps 10,000 for replay unless told otherwise."""
 
 LIMITS = [
     "the events tell no reference count, no request and no hit: who holds a block is inferred from what stays when "
@@ -170,46 +167,6 @@ def _text(value: Any) -> str:
     return value[:MAX_TEXT] if isinstance(value, str) else ""
 
 
-class Order(Enum):
-    """How a batch follows on the ones before it."""
-
-    NEXT = "next"
-    GAP = "gap"  # batches before it are missing
-    REPEATED = "repeated"  # it was here before, or comes too late
-    RESTART = "restart"  # the publisher began anew
-
-
-class Sequence:
-    """The sequence numbers of one publisher. They count batches from 0; a lower one is a repetition or a restart."""
-
-    def __init__(self) -> None:
-        self.last = -1
-        self._last_ns = 0
-        self._seen: OrderedDict[int, int] = OrderedDict()
-
-    def order(self, number: int, ts_ns: int, payload: bytes) -> Order:
-        """Where batch ``number`` of time ``ts_ns`` belongs; nothing changes."""
-        if number == self.last + 1:
-            return Order.NEXT
-        if number > self.last:
-            return Order.GAP
-        if ts_ns < self._last_ns or self._seen.get(number) == zlib.crc32(payload):
-            return Order.REPEATED
-        return Order.RESTART
-
-    def restart(self) -> None:
-        """The publisher counts from 0 again."""
-        self.last = -1
-        self._seen.clear()
-
-    def accept(self, number: int, ts_ns: int, payload: bytes) -> None:
-        """Batch ``number`` is the last one now."""
-        self.last, self._last_ns = number, ts_ns
-        self._seen[number] = zlib.crc32(payload)
-        if len(self._seen) > REMEMBERED:
-            self._seen.popitem(last=False)
-
-
 Frame = tuple[str, int, bytes]
 """Topic, sequence number and payload of a batch."""
 Refill = Callable[[range], Iterable[Frame]]
@@ -222,6 +179,7 @@ class _Publisher:
     suffix: str
     sequence: Sequence = field(default_factory=Sequence)
     media: dict[str, None] = field(default_factory=dict)
+    places: dict[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
 
 
 class EventBook:
@@ -251,10 +209,12 @@ class EventBook:
         try:
             batch = decode_batch(payload)
         except PayloadError:
-            self.undecodable += 1
-            self._losses.append((self._now_ns, "undecodable_event", 1, f"batch {number}"))
+            self._lose("undecodable_event", 1, f"batch {number}")
             return None
         publisher = self._publisher(topic, batch.rank)
+        if publisher is None:
+            self._lose("undecodable_event", 1, f"a batch of more than {MAX_PUBLISHERS} publishers")
+            return None
         sequence = publisher.sequence
         order = sequence.order(number, batch.ts_ns, payload)
         if order is Order.REPEATED:
@@ -286,29 +246,35 @@ class EventBook:
         detail = f"batches {missing.start:,} to {missing.stop - 1:,}"
         if publisher.sequence.last < 0:
             detail += ", before the first that was seen"
-        self._losses.append((self._now_ns, "sequence_gap", len(missing), detail))
+        self._lose("sequence_gap", len(missing), detail)
         self._without_object("gap", publisher)
 
-    def _publisher(self, topic: str, rank: int) -> _Publisher:
+    def _lose(self, what: str, count: int, detail: str) -> None:
+        if what == "undecodable_event":
+            self.undecodable += count
+        if len(self._losses) < MAX_LOSSES:
+            self._losses.append((self._now_ns, what, count, detail))
+
+    def _publisher(self, topic: str, rank: int) -> _Publisher | None:
+        """The publisher of a batch, None for one too many."""
         key = (topic, rank)
         if key not in self._publishers:
+            if len(self._publishers) >= MAX_PUBLISHERS:
+                return None
             self._publishers[key] = _Publisher(f":{rank or len(self._publishers)}" if self._publishers else "")
         return self._publishers[key]
 
     def _enter(self, batch: Batch, publisher: _Publisher) -> None:
         self.events += len(batch.events) + batch.unknown
         if batch.unknown:
-            self.undecodable += batch.unknown
-            self._losses.append((self._now_ns, "undecodable_event", batch.unknown, "events of a kind unknown here"))
+            self._lose("undecodable_event", batch.unknown, "events of a kind unknown here")
         ts_ns, ops, objects, parents, media = self._columns.values()
         for event in batch.events:
             if isinstance(event, Cleared):
                 self._row("clear", "", "", DEFAULT_MEDIUM + publisher.suffix)
                 continue
-            medium = event.medium + publisher.suffix
-            publisher.media[medium] = None
-            place = ("" if medium == DEFAULT_MEDIUM else f"{medium}/") + (f"g{event.group}/" if event.group else "")
-            self.groups.add(event.group)
+            known = publisher.places.get((event.medium, event.group))
+            place, medium = known or self._place(publisher, event.medium, event.group)
             names = [place + name for name in event.hashes] if place else event.hashes
             count = len(names)
             stored = isinstance(event, Stored)
@@ -317,7 +283,7 @@ class EventBook:
             self.blocks += count
             ops.extend([INSERT if stored else EVICT] * count)
             objects.extend(names)
-            media.extend([self._media.code(medium)] * count)
+            media.extend([medium] * count)
             if isinstance(event, Stored):
                 self.block_tokens = self.block_tokens or event.block_tokens
                 if not event.prefix_held:
@@ -326,6 +292,19 @@ class EventBook:
                 parents.extend(names[:-1])
             else:
                 parents.extend([""] * count)
+
+    def _place(self, publisher: _Publisher, medium: str, group: int) -> tuple[str, int]:
+        """(what stands before the names of blocks there, the code of the medium), of a place that is new."""
+        if len(self._media.words) >= MAX_PLACES or len(publisher.places) >= MAX_PLACES:
+            medium, group = "other", 0
+        whole = medium + publisher.suffix
+        publisher.media[whole] = None
+        self.groups.add(group)
+        place = ("" if whole == DEFAULT_MEDIUM else f"{whole}/") + (f"g{group}/" if group else "")
+        found = (place, self._media.code(whole))
+        if len(publisher.places) < MAX_PLACES:
+            publisher.places[medium, group] = found
+        return found
 
     def _without_object(self, op: str, publisher: _Publisher) -> None:
         for medium in publisher.media or {"": None}:

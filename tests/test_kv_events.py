@@ -106,6 +106,16 @@ def test_what_is_no_event_is_counted_and_what_is_no_batch_refused() -> None:
             decode_batch(payload)
 
 
+def test_hostile_numbers_of_media_and_publishers_are_bounded() -> None:
+    book = EventBook()
+    for number in range(400):
+        book.add("", number, batch(1 + number, [stored([number], medium=f"m{number}", group_idx=number)]))
+        book.add(f"topic {number}", 0, batch(1, [stored([1])]))
+    tables = book.tables()
+    assert len(set(tables["cache_events"]["medium"].to_pylist())) <= 2 * 256 + 1
+    assert book.undecodable == 400 - 255 and book.batches == 400 + 255
+
+
 @given(st.binary(max_size=200))
 def test_hostile_payloads_hypothesis(payload: bytes) -> None:
     book = EventBook()

@@ -212,7 +212,7 @@ def _dead(source: Source) -> list[Verdict]:
     stale = float(source.facts.get("expired_stale_percent", 0.0))
     if not dead and stale < 1.0:
         return []
-    reasons = [f"{dead:,} of {keys:,} keys were past their TTL and still there"] if dead else []
+    reasons = [f"up to {dead:,} of {keys:,} keys were past their TTL and still there"] if dead else []
     if stale >= 1.0:
         reasons.append(f"of the keys with a TTL the server itself takes {stale:.1f} % to be expired and not deleted")
     return [Verdict("not_leak", "pending_free", "host", 0.7, kept_objects=dead or 0, reasons=tuple(reasons))]

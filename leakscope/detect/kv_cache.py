@@ -21,7 +21,6 @@ from leakscope.model.manifest import Source
 
 if TYPE_CHECKING:
     import duckdb
-    import pyarrow as pa
 
 IntArray = npt.NDArray[np.int64]
 
@@ -69,20 +68,6 @@ def pools_of(con: duckdb.DuckDBPyConnection, source: Source, pool_blocks: int | 
         "WHERE source_id = ? ORDER BY ts_ns",
         [source.id],
     ).df()
-    return _pools(rows, pool_blocks, source)
-
-
-def inferred_holds(events: pa.Table, source: Source) -> tuple[str, list[str]] | None:
-    """(who holds, names of the blocks that are held) by the rows of ``cache_events`` of a KV-event source, in time
-    order; None for a source of another kind. Nothing is held that a pool's turnover is too short to tell."""
-    if source.kind != "kv_events":
-        return None
-    rows = events.select(["ts_ns", "op", "object", "parent", "medium"]).to_pandas()
-    rows = rows.assign(op=rows["op"].astype(str), medium=rows["medium"].astype(str))
-    return HOLDER, [name for pool in _pools(rows, source.facts.get("pool_blocks"), source) for name in pool.held]
-
-
-def _pools(rows: pd.DataFrame, pool_blocks: int | None, source: Source) -> list[Pool]:
     everywhere = rows[(rows["medium"] == "") & rows["op"].isin(("gap", "clear"))]
     media = [m for m in rows["medium"].unique() if m == GPU or m.startswith(f"{GPU}:")]
     pools = []
@@ -94,6 +79,17 @@ def _pools(rows: pd.DataFrame, pool_blocks: int | None, source: Source) -> list[
             pool_of(of_pool.reset_index(drop=True), medium, pool_blocks, source.facts.get("windowed_groups", ()))
         )
     return pools
+
+
+def inferred_holds(con: duckdb.DuckDBPyConnection, source: Source) -> tuple[str, list[str]] | None:
+    """(who holds, names of the blocks that are held) of a source of KV events, None for one of another kind.
+
+    Nothing is held that a pool's turnover is too short to tell.
+    """
+    if source.kind != "kv_events":
+        return None
+    pools = pools_of(con, source, source.facts.get("pool_blocks"))
+    return HOLDER, [name for pool in pools for name in pool.held]
 
 
 def pool_of(

@@ -49,9 +49,9 @@ class KeyGroup:
 class StoreAudit:
     """One audit. ``groups`` by bytes without a TTL, then by bytes. ``largest``: (object, bytes, type or '').
 
-    ``memory``: the parts of its resident memory and their bytes, which add up to ``resident_bytes`` (0: not said).
-    ``zombies``: keys past their TTL that were still there, None where that cannot be told. ``cost``: commands that were
-    sent, seconds that they took, CPU seconds of the server in that time.
+    ``memory``: the parts of its resident memory, in bytes, which add up to ``resident_bytes`` (0: not said).
+    ``zombies``: at most so many keys were past their TTL and still there, None where that cannot be told. ``cost``:
+    commands that were sent, seconds that they took, CPU seconds of the server in that time.
     """
 
     source: str

@@ -18,7 +18,7 @@ def store_lines(audit: StoreAudit) -> Iterator[str]:
     part = "all" if audit.complete else f"{audit.scanned / max(1, audit.total):.1%}: figures are estimates, ± 95 %"
     yield printable(f"{audit.source}: {audit.scanned:,} of {audit.total:,} keys read ({part}); {cost_of(audit.cost)}")
     if audit.zombies:
-        yield f"{counted(audit.zombies, 'key')} past their TTL were still there"
+        yield f"up to {counted(audit.zombies, 'key')} past their TTL were still there"
     for name, bytes_, kind in audit.largest[:MAX_LARGEST]:
         yield printable(f"large: {f'{kind} ' if kind else ''}{name} {exact(bytes_)}")
     if audit.resident_bytes:

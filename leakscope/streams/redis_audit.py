@@ -85,10 +85,16 @@ class RedisAudit:
         facts = self._facts(before, after, rows, total, complete, took, wanted)
         tables = {"cache_events": self._table(rows, utc_ns())} if rows else {}
         if self.how.seconds is not None:
+            failed = 0
             while not deadline.wait(self.how.interval_s):
-                self._info()
+                try:
+                    self._info()
+                except BadInputError:
+                    failed += 1
                 if events is not None:
                     events.read()
+            if failed:
+                self._findings.append(f"{failed:,} readings of INFO failed")
         if events is not None:
             events.read()
             self._readings[-1][1].update(events.counters())
@@ -115,12 +121,10 @@ class RedisAudit:
         shown = self.address.shown
         findings = self._findings + [f"{command} has no answers ({why})" for command, why in self._missing.items()]
         if len(self._readings) >= ENOUGH_READINGS:
-            series = [(ts, c | {"rss": c["redis_used_memory_rss"]}) for ts, c in self._readings]
+            series = [(ts, c | {"rss": c.get("redis_used_memory_rss", 0.0)}) for ts, c in self._readings]
             samples = samples_of(series, shown)
             more = {"byte_counters": byte_counters(series)}
-            extra = [
-                ParsedReport({"samples": samples}, [], "Redis INFO", kind="samples", facts=more, clock="utc"),
-            ]
+            extra = [ParsedReport({"samples": samples}, [], "Redis INFO", kind="samples", facts=more, clock="utc")]
         else:
             extra = []
         tables["samples"] = samples_of(self._readings[:1] + self._readings[-1:], shown)
