@@ -74,6 +74,7 @@ class Publisher:
         self.buffered = 10_000
         self.requests = 0
         self._stop = threading.Event()
+        self.sent = threading.Event()  # all that there is to send
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def then(self, payloads: list[bytes]) -> Publisher:
@@ -109,6 +110,7 @@ class Publisher:
                 self._pub.send_multipart([b"kv@t", name, payload])
                 if sequence - 1 in self.dropped and self.replay_port:
                     self._serve(buffer, PATIENCE_MS)  # the subscriber sees the gap and asks
+        self.sent.set()
         while not self._stop.is_set():
             self._serve(buffer, 20)
 

@@ -8,7 +8,10 @@ import itertools
 import json
 import os
 import random
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -446,3 +449,51 @@ def test_liveness_shows_held_blocks_as_held_and_of_others_knows_nothing(
     classes = {name: c["objects"] for name, c in source["classes"].items() if c["objects"]}
     assert classes == {"held-stale": 36, "unknown-ref": POOL - 36}
     assert {stale["name"] for stale in found["stale"]} == pinned
+
+
+@pytest.mark.parametrize(
+    ("missing", "evidence"),
+    [
+        ("zmq", "tcp://127.0.0.1:1"),
+        ("msgpack", "tcp://127.0.0.1:1"),
+        ("msgpack", "frames"),
+        ("redis", "redis://127.0.0.1:1"),
+    ],
+)
+def test_a_missing_library_is_one_line_with_its_remedy(
+    missing: str,
+    evidence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("frames").write_text(recording([(0, batch(5, [stored([1])]))]))
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert main(["attribute", evidence]) == 2
+    error = capsys.readouterr().err
+    assert f"need {missing}" in error.replace("needs", "need") and "pip install 'leakscope[cache]'" in error
+    assert error.count("\n") == 1
+
+
+def test_interrupting_a_collection_keeps_it(leaky: Path, tmp_path: Path) -> None:
+    # given a collection that would go on for an hour, interrupted once it has read something
+    capture = tmp_path / "c.lscope"
+    with Publisher(frames_of(leaky)) as engine:
+        command = [
+            sys.executable,
+            "-m",
+            "leakscope",
+            "import",
+            engine.address,
+            "--duration",
+            "3600",
+            "-o",
+            str(capture),
+        ]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert engine.sent.wait(30)
+        process.send_signal(signal.SIGINT)
+        text = process.communicate(timeout=30)[0]
+    assert process.returncode == 0 and "ended early by the user" in text
+    assert Capture.open(capture).manifest.complete

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ from leakscope.streams.clock import Deadline
 from nsight_parsers import ParsedReport, ReportError
 
 DEFAULT_S = 10.0
-JOIN_S = 0.1
+POLL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def _at_once(jobs: Sequence[Callable[[], Found]], deadline: Deadline) -> list[Fo
     """Results of ``jobs`` in their order, each run in a thread. The first that fails ends all."""
     results: list[Found | None] = [None] * len(jobs)
     errors: list[BaseException] = []
+    done = [False] * len(jobs)
 
     def run(number: int) -> None:
         try:
@@ -88,23 +90,33 @@ def _at_once(jobs: Sequence[Callable[[], Found]], deadline: Deadline) -> list[Fo
         except BaseException as error:
             errors.append(error)
             deadline.stop()
+        finally:
+            done[number] = True
 
-    threads = [threading.Thread(target=run, args=(n,), daemon=True, name=f"collect-{n}") for n in range(len(jobs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            try:
-                thread.join(JOIN_S)
-            except KeyboardInterrupt:
-                if deadline.stopped:
-                    raise
-                deadline.stop()
+    for number in range(len(jobs)):
+        threading.Thread(target=run, args=(number,), daemon=True, name=f"collect-{number}").start()
+    _wait(done, deadline)
     if errors:
         if isinstance(errors[0], ReportError):
             raise BadInputError(str(errors[0])) from None
         raise errors[0]
     return [result for result in results if result is not None]
+
+
+def _wait(done: list[bool], deadline: Deadline) -> None:
+    """Until all is done; an interruption ends the collection, a second one the waiting.
+
+    Not by Thread.join: interrupted, CPython 3.11 takes the thread for ended.
+    """
+    while True:
+        try:
+            while not all(done):
+                time.sleep(POLL_S)
+            return
+        except KeyboardInterrupt:
+            if deadline.stopped:
+                raise
+            deadline.stop()
 
 
 def _source(address: Address, how: Collecting) -> LiveSource:
