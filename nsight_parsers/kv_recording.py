@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nsight_parsers import ParsedReport, ReportError
-from nsight_parsers.kv_events import LIMITS, MAX_PAYLOAD_BYTES, EventBook
+from nsight_parsers.kv_decode import MAX_PAYLOAD_BYTES
+from nsight_parsers.kv_events import LIMITS, EventBook
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_LINE = MAX_PAYLOAD_BYTES * 4 // 3 + (1 << 16)

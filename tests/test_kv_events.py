@@ -36,7 +36,8 @@ from leakscope.streams import Collecting, address_of, collect
 from leakscope.streams.clock import Deadline
 from leakscope.streams.kv_subscriber import KvSubscriber
 from nsight_parsers import ReportError
-from nsight_parsers.kv_events import Cleared, EventBook, PayloadError, Removed, Stored, decode_batch
+from nsight_parsers.kv_decode import Cleared, PayloadError, Removed, Stored, decode_batch
+from nsight_parsers.kv_events import EventBook
 from nsight_parsers.recognise import parse, recognise
 
 POOL = 599
@@ -88,8 +89,8 @@ def test_all_forms_of_batches_and_events_say_the_same(events: list[Any], as_map:
     group = 0 if events is OLD_ARRAY else 1
     assert (found.ts_ns, found.rank, found.unknown) == (12_500_000_000, 3, 0)
     assert found.events == [
-        Stored(["f" * 16, "0" * 15 + "5"], "000000000000004d", "GPU", group, 16),
-        Removed(["f" * 16], "GPU", 0),
+        Stored([A, B], PARENT, "GPU", group, 16),
+        Removed([A], "GPU", 0),
         Cleared(),
     ]
 
@@ -97,7 +98,7 @@ def test_all_forms_of_batches_and_events_say_the_same(events: list[Any], as_map:
 def test_signed_numbers_and_bytes_are_hashes_too() -> None:
     # SGLang's hashes are signed: -1 is the block that vLLM would call 2**64 - 1
     found = decode_batch(msgpack.packb([1.0, [stored([-1], None), removed(b"\x01\xab" * 16)]]))
-    assert [event.hashes for event in found.events] == [["f" * 16], ["01ab" * 16]]  # type: ignore[union-attr]
+    assert [event.hashes for event in found.events] == [[2**64 - 1], ["01ab" * 16]]  # type: ignore[union-attr]
 
 
 def test_what_is_no_event_is_counted_and_what_is_no_batch_refused() -> None:

@@ -20,7 +20,7 @@ from leakscope.streams.address import Address
 from leakscope.streams.clock import Deadline, utc_ns
 from nsight_parsers import ParsedReport
 from nsight_parsers.arrow import build_table
-from nsight_parsers.kv_events import EXTRA
+from nsight_parsers.kv_decode import EXTRA
 
 COUNTERS = {
     "vllm:num_requests_running": "num_requests_running",

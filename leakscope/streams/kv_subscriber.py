@@ -18,7 +18,8 @@ from leakscope.errors import BadInputError
 from leakscope.streams.address import Address
 from leakscope.streams.clock import Deadline
 from nsight_parsers import ParsedReport
-from nsight_parsers.kv_events import EXTRA, LIMITS, EventBook, Frame
+from nsight_parsers.kv_decode import EXTRA
+from nsight_parsers.kv_events import LIMITS, EventBook, Frame
 
 CONNECT_S = 2.0
 REPLAY_S = 5.0

@@ -21,7 +21,7 @@ from leakscope.streams.key_patterns import KeyPatterns, patterns
 from leakscope.streams.redis_info import ENOUGH_READINGS, byte_counters, counters_of, keyspace, samples_of
 from nsight_parsers import ParsedReport
 from nsight_parsers.arrow import build_table
-from nsight_parsers.kv_events import EXTRA
+from nsight_parsers.kv_decode import EXTRA
 
 if TYPE_CHECKING:
     from leakscope.streams.collection import Collecting
