@@ -141,7 +141,9 @@ def test_views_hold_their_base_until_they_are_evicted() -> None:
     names = {graph.name(node): int(graph.retained_bytes[node]) for node in range(len(graph))}
     assert names["a"] == names["v"] == 1008
     # and a view whose base was never seen holds nothing but itself
-    assert at(lives({"t": 2, "op": "view", "object": "v", "base": "gone", "owner": "a"}), 3)[1] == {"v": ("normal", 1.0)}
+    assert at(lives({"t": 2, "op": "view", "object": "v", "base": "gone", "owner": "a"}), 3)[1] == {
+        "v": ("normal", 1.0)
+    }
 
 
 def test_children_keep_their_prefix_and_the_cache_the_rest() -> None:
@@ -162,7 +164,8 @@ def test_children_keep_their_prefix_and_the_cache_the_rest() -> None:
 
 def test_clears_and_gaps() -> None:
     of = lives(
-        {"t": 1, "op": "insert", "object": "g", "medium": "GPU"}, {"t": 1, "op": "insert", "object": "c", "medium": "CPU"},
+        {"t": 1, "op": "insert", "object": "g", "medium": "GPU"},
+        {"t": 1, "op": "insert", "object": "c", "medium": "CPU"},
         (2, "pin", "c", "a"), {"t": 3, "op": "clear", "medium": "GPU"}, {"t": 4, "op": "access", "object": "g"},
         (5, "gap", ""), (6, "insert", "n", "s"), (7, "pin", "n", "a"),
     )  # fmt: skip

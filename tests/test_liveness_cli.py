@@ -67,7 +67,12 @@ def test_json_has_the_numbers_and_the_graph(tmp_path: Path, capsys: pytest.Captu
     assert source["windows"][-1]["objects"]["held-stale"] == 10
     assert source["rules"]["looked_at"] == 10 and len(source["rules"]["faults"]) == 4
     keeper = found["keepers"][1]
-    assert (keeper["name"], keeper["objects"], keeper["stale_objects"], keeper["retained_bytes"]) == (HOSTILE, 10, 10, 10_000)
+    assert (keeper["name"], keeper["objects"], keeper["stale_objects"], keeper["retained_bytes"]) == (
+        HOSTILE,
+        10,
+        10,
+        10_000,
+    )
     assert keeper["stack"] == ["serve (app.py:3)", "lookup (app.py:9)"]
     assert (found["nodes"], found["edges"]["holds"]) == ({"root": 1, "holder": 2, "cache": 1, "object": 50}, 10)
     assert [stale["name"] for stale in found["stale"][:2]] == ["block-0", "block-10"]

@@ -151,7 +151,7 @@ def cache_lives(of: CacheRows) -> CacheLives:
         died = np.minimum(died, _cleared(of, objects, births, clears))
     chosen = np.flatnonzero(life >= 0)
     rows, life, op = rows[chosen], life[chosen], op[chosen]
-    chosen = rows <= died[life]  # releases that come after the end say nothing more
+    chosen = np.flatnonzero(rows <= died[life])  # releases that come after the end say nothing more
     rows, life, op = rows[chosen], life[chosen], op[chosen]
     del chosen, key
     size = _sizes(of, rows, life, objects, lives)
