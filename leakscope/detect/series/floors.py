@@ -24,6 +24,9 @@ NOISE_FACTOR = 6.0
 CYCLE_WINDOWS = 1.25
 OPEN_FACTOR = 1.5
 SLOW_KNOTS = 12
+MIN_FLUCTUATIONS = 4
+MIN_FALL_SHARE = 0.3
+"""Falls that take this share of a cycle, in so many cycles, are fluctuations and no teeth of a saw."""
 MIN_SHORT_CYCLES = 10
 """From so many on, cycles are shorter than what the slow course follows."""
 START_UPS = (0.01, 0.03, 0.08)
@@ -95,6 +98,8 @@ def floor(t_s: FloatArray, value: FloatArray) -> Floor:
     span = float(high - low)
     cycles = _cycles(level, max(CYCLE_SHARE * span, NOISE_FACTOR * noise))
     short = _short_cycles(level_t, level, noise)
+    if len(cycles) >= MIN_FLUCTUATIONS and not short and _fluctuates(cycles):
+        cycles = []
     if cycles and not short and level[-1] - level[cycles[-1].trough] >= OPEN_FACTOR * max(c.fall for c in cycles):
         cycles = []  # since the last trough it rose far beyond what it ever fell: no tooth of the same saw
     if not cycles and not short:
@@ -126,6 +131,13 @@ def floor(t_s: FloatArray, value: FloatArray) -> Floor:
     )
 
 
+def _fluctuates(cycles: list[Cycle]) -> bool:
+    """Whether falls take as long as rises: slow noise does so, what is collected or evicted falls at once."""
+    falls = np.array([cycle.trough - cycle.peak for cycle in cycles])
+    lengths = np.diff([cycle.trough for cycle in cycles])
+    return bool(np.median(falls) >= MIN_FALL_SHARE * np.median(lengths))
+
+
 def _short_cycles(level_t: FloatArray, level: FloatArray, noise: float) -> float:
     """Length of a cycle in seconds where there are many short ones, told after the slow course is taken out; else 0."""
     knots = np.linspace(level_t[0], level_t[-1], SLOW_KNOTS)
@@ -148,19 +160,16 @@ def noise_between(level: FloatArray) -> float:
     return float(np.median(np.abs(second)) / 0.6745 / np.sqrt(6.0))
 
 
-def daily_wave(t_s: FloatArray, level: FloatArray) -> FloatArray | None:
+def daily_wave(t_s: FloatArray, level: FloatArray, course: FloatArray | None = None) -> FloatArray | None:
     """The part of ``level`` that repeats every day, where there is one and at least 36 hours of it; else None.
 
-    Sines and cosines of 24, 12 and 8 hours beside a course of hats a day wide, by least squares.
+    Sines and cosines of 24, 12 and 8 hours beside a slow course, by least squares: ``course``, float64[K, columns],
+    else hats a day wide and start-ups.
     """
     span = t_s[-1] - t_s[0]
     if span < MIN_DAYS * DAY_S or len(t_s) < 24:
         return None
-    knots = np.linspace(t_s[0], t_s[-1], max(3, int(span / DAY_S) + 1))
-    width = knots[1] - knots[0]
-    hats = np.maximum(0.0, 1.0 - np.abs(t_s[:, None] - knots[None, :]) / width)
-    since = (t_s - t_s[0]) / span
-    hats = np.hstack([hats, np.stack([np.exp(-since / constant) for constant in START_UPS], axis=1)])
+    hats = course if course is not None else _slow_course(t_s, span)
     angles = 2 * np.pi * t_s[:, None] * np.array([1.0, 2.0, 3.0]) / DAY_S
     waves = np.hstack([np.cos(angles), np.sin(angles)])
     # One step beside them: alone it would be taken for half a wave.
@@ -170,6 +179,14 @@ def daily_wave(t_s: FloatArray, level: FloatArray) -> FloatArray | None:
         return None
     wave: FloatArray = waves @ solution[hats.shape[1] :]
     return wave
+
+
+def _slow_course(t_s: FloatArray, span: float) -> FloatArray:
+    knots = np.linspace(t_s[0], t_s[-1], max(3, int(span / DAY_S) + 1))
+    width = knots[1] - knots[0]
+    hats = np.maximum(0.0, 1.0 - np.abs(t_s[:, None] - knots[None, :]) / width)
+    since = (t_s - t_s[0]) / span
+    return np.hstack([hats, np.stack([np.exp(-since / constant) for constant in START_UPS], axis=1)])
 
 
 def _beside_a_step(design: FloatArray, level: FloatArray) -> tuple[float, FloatArray]:
