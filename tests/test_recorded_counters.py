@@ -89,6 +89,8 @@ def test_ends_that_a_killed_recorder_did_not_tell_are_taken_from_the_readings() 
     given = readings(
         process__7__rss=np.where(TIMES < 3600, 3.0, np.nan), process__9__rss=np.where(TIMES >= 7200, 2.0, np.nan)
     )
+    # a running maximum is told a little longer than its process lives
+    given.series["process", "7", "rss_anon_peak"] = (np.array([0.0, 3700.0]), np.array([1.0, 2.0]))
     ended, begun = settled(given, [Life(7), Life(9)])
     assert (ended.start_s, ended.end_s) == (float("-inf"), 3540.0)
     assert (begun.start_s, begun.end_s) == (7200.0, float("inf"))

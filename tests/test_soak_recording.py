@@ -106,6 +106,7 @@ class Run:
             self.manifest_before = json.loads((self.path / "manifest.json").read_text())
             soak = Soak(self.path, second.pid, "second")
             soak.wait_sources(2)
+            soak.wait_said("leakscope: price")  # from here on a signal finds something recorded
             self.pids = (first.pid, second.pid)
             self.code, out = soak.end(signal.SIGINT)
             self.report: dict[str, Any] = json.loads(out)

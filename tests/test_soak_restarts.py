@@ -146,6 +146,30 @@ def test_a_soak_whose_time_is_over_only_reports(tmp_path: Path, monkeypatch: pyt
     assert (summary.ended_by, summary.sources) == ("duration", 1)
 
 
+def test_a_signal_while_a_later_recording_begins_still_gives_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a soak whose first recording ended, and Ctrl-C while the probes of the next are being attached
+    monkeypatch.setattr(live, "Recorder", FakeRecorder)
+    monkeypatch.setattr(FakeRecorder, "statuses", [1])
+    monkeypatch.setattr(live.LiveSoak, "_pause", lambda self, seconds: None)
+    record, options = FakeRecorder.run, RecordOptions(tmp_path / "run.lscope", command=["x"], resume=True, steady=True)
+
+    def run(self: FakeRecorder) -> Summary:
+        if not self.statuses:
+            raise KeyboardInterrupt
+        return record(self)
+
+    monkeypatch.setattr(FakeRecorder, "run", run)
+    soak = live.LiveSoak(options, Watch(Plan("x", "x", 3600.0)), "always", lambda state: None, lambda price: None)
+    summary = soak.run()
+    assert (summary.ended_by, summary.sources) == ("signal", 1)
+    # and before anything was recorded there is none
+    options.output = tmp_path / "other.lscope"
+    with pytest.raises(KeyboardInterrupt):
+        live.LiveSoak(options, Watch(Plan("x", "x", 9.0)), "no", lambda state: None, lambda price: None).run()
+
+
 def test_a_capture_that_no_soak_made_is_not_continued(tmp_path: Path) -> None:
     path = small_capture(tmp_path / "run.lscope")
     options = RecordOptions(path, command=["x"], resume=True, steady=True)

@@ -141,8 +141,17 @@ def subjects(readings: Readings, lives: Sequence[Life], *, everyone: bool = Fals
 def settled(readings: Readings, lives: Sequence[Life]) -> list[Life]:
     """The processes with ends and starts that their recorder could not tell, as it was killed or began later: from the
     first reading of each to its last, where others were read before or after."""
-    spans = {scope_id: _span(of) for scope_id, of in readings.of_scope("process").items()}
-    read = [t for (scope, *_), (t, _) in readings.series.items() if scope == "process"]
+    # Maxima are told of processes that are gone already.
+    read_of = {
+        scope_id: [t for name, (t, _) in of.items() if not name.endswith(NOT_SUMMED)]
+        for scope_id, of in readings.of_scope("process").items()
+    }
+    spans = {
+        scope_id: (min(float(t[0]) for t in times), max(float(t[-1]) for t in times))
+        for scope_id, times in read_of.items()
+        if times
+    }
+    read = [t for times in read_of.values() for t in times]
     times = np.unique(np.concatenate(read)) if read else np.empty(0)
     if len(times) < 2:
         return list(lives)
@@ -160,10 +169,6 @@ def settled(readings: Readings, lives: Sequence[Life]) -> list[Life]:
             life = Life(life.pid, life.name, start, end, life.root)
         made.append(life)
     return made
-
-
-def _span(counters: Mapping[str, tuple[FloatArray, FloatArray]]) -> tuple[float, float]:
-    return min(float(t[0]) for t, _ in counters.values()), max(float(t[-1]) for t, _ in counters.values())
 
 
 def _of_lives(

@@ -82,7 +82,13 @@ class LiveSoak:
             while (left := self._watch.plan.duration_s - self.elapsed_s) > 0 or not (self.summaries or resumed):
                 life = replace(self._options, duration_s=max(left, 0.1), pids=list(self._options.pids))
                 began = time.monotonic()
-                summary = self._record(life)
+                try:
+                    summary = self._record(life)
+                except KeyboardInterrupt:  # while probes were being attached: nothing was recorded this time
+                    if not (self.summaries or resumed):
+                        raise
+                    self._stopped = True
+                    break
                 self.summaries.append(summary)
                 ended_by = summary.ended_by
                 if ended_by in ("signal", "duration"):
