@@ -16,6 +16,7 @@ import recording
 from recording import LEAKSCOPE, ROOT, Waiting, until
 
 from leakscope.capture import Capture
+from leakscope.capture.continuation import CUT_SHORT
 from leakscope.errors import LeakscopeError
 
 COUNT = 50
@@ -141,6 +142,8 @@ def test_a_recorder_that_was_killed_goes_on_with_its_capture(run: Run) -> None:
     assert run.code == 130 and soak["ended_by"] == "signal"
     assert soak["sources"] == 2 and [source.id for source in capture.manifest.sources] == [0, 1]
     assert capture.problems == []
+    first, second = capture.manifest.sources
+    assert CUT_SHORT in first.limits and CUT_SHORT not in second.limits
     with capture.connect() as con:
         assert [row[0] for row in con.execute("SELECT DISTINCT source_id FROM samples ORDER BY 1").fetchall()] == [0, 1]
         # ids of both do not collide
