@@ -18,7 +18,6 @@ from leakscope.capture.writer import CaptureWriter
 from leakscope.errors import BadInputError
 from leakscope.model.manifest import Source
 
-
 CUT_SHORT = "its recorder was stopped before it could finish: its last rows, its processes and its losses are missing"
 
 
