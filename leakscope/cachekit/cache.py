@@ -22,6 +22,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 SWEEP_ENTRIES = 1_000
 """How many entries a sweep removes at a time while it has the lock."""
+LOGGED_FRAMES = 4
 _log = logging.getLogger("leakscope.cachekit")
 
 
@@ -242,7 +243,8 @@ class Cache(MutableMapping[K, V]):
                 last = self._store.expire(now, SWEEP_ENTRIES) + self._store.free_retired(SWEEP_ENTRIES)
                 unreported, self._unreported = self._unreported, []
             for lease in unreported:
-                _log.warning("%s: %s dropped a handle without release: %s", self.name, lease.owner, lease.stack.text())
+                owner, stack = lease.owner or "somebody", lease.stack.text(LOGGED_FRAMES)
+                _log.warning("%s: %s dropped a handle without release, made in %s", self.name, owner, stack)
             removed += last
             if not last:
                 break

@@ -190,7 +190,8 @@ def _stack(holds: pd.DataFrame, stacks: Stacks | None) -> tuple[str, ...]:
     known = holds[holds["user_stack"] > 0]
     if stacks is None or not len(known):
         return ()
-    return tuple(frame.text for frame in stacks[int(known.groupby("user_stack")["size_bytes"].sum().idxmax())])
+    most = known.groupby("user_stack", as_index=False)["size_bytes"].sum().nlargest(1, "size_bytes")
+    return tuple(frame.text for frame in stacks[int(most["user_stack"].iloc[0])])
 
 
 TIME_ZERO_NS = 1_000_000_000
