@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from leakscope.cli.main import main
-from leakscope.detect.cache import judge_events
+from leakscope.detect.cache import judge_rows
 from leakscope.detect.pair import judge_pair
+from leakscope.liveness.rows import CacheRows, rows_of
 from leakscope.model.words import NEVER
 from nsight_parsers import ReportError
 from nsight_parsers.cache_log import parse_cache_log
@@ -215,11 +217,11 @@ def test_files_that_cannot_tell(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert (verdict["verdict"], verdict["class"]) == ("inconclusive", "unusable_capture")
 
 
-def cache_rows(rows: list[tuple[float, str, str, int, str, str]]) -> pd.DataFrame:
+def cache_rows(rows: list[tuple[float, str, str, int, str, str]]) -> CacheRows:
     columns = ["ts_ns", "op", "object", "size_bytes", "owner", "base"]
     made = pd.DataFrame(rows, columns=columns)
     made["ts_ns"] = (SECOND + made["ts_ns"] * SECOND).astype(np.int64)
-    return made.sort_values("ts_ns", kind="stable")
+    return rows_of(pa.Table.from_pandas(made, preserve_index=False))
 
 
 @pytest.mark.parametrize(
@@ -236,8 +238,8 @@ def test_holds_that_nobody_gives_up(hold: str, release: str, kind: str) -> None:
                 (at + 5, "evict", f"o{number}", 1000, "lru", ""),
             ]
 
-    (verdict,) = judge_events(cache_rows(rows))
-    clean = judge_events(cache_rows([row for row in rows if int(row[2][1:]) % 4]))
+    (verdict,) = judge_rows(cache_rows(rows))
+    clean = judge_rows(cache_rows([row for row in rows if int(row[2][1:]) % 4]))
 
     assert (verdict.verdict, verdict.kind) == ("leak", kind)
     assert (verdict.kept_objects, verdict.kept_bytes) == (50, 50_000)
@@ -260,7 +262,7 @@ def test_views_keep_their_base() -> None:
                 (at + 0.7, "evict", f"b{number}", 1 << 20, "lru", ""),
             ]
 
-    (verdict,) = judge_events(cache_rows(rows))
+    (verdict,) = judge_rows(cache_rows(rows))
 
     assert (verdict.verdict, verdict.kind, verdict.kept_bytes) == ("leak", "view_retains_backing_store", 50 << 20)
 
