@@ -1,8 +1,9 @@
 """Lives of cache objects as JSON lines that leakscope reads as cache events.
 
-One line an event: ``ts_ns``, ``op`` (insert, evict, access, ref, unref, insert_fail, invalidate), ``obj``, ``size``
-in bytes, ``owner``, and where they apply ``hold`` (the handle that a ref or unref is of), ``refcount`` after it,
-``stack`` (where it was made), ``ttl_ns``, ``generation`` and ``cause``. Keys and values of the cache never get in: a key may be a prompt.
+One line an event: ``ts_ns``, ``op`` (insert, evict, access, ref, unref, insert_fail, invalidate, gap), ``obj``,
+``size`` in bytes, ``owner``, and where they apply ``hold`` (the handle that a ref or unref is of), ``refcount`` after
+it, ``stack`` (where it was made), ``ttl_ns``, ``generation`` and ``cause``. Keys and values of the cache never get in:
+a key may be a prompt.
 """
 
 from __future__ import annotations
