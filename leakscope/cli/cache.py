@@ -85,6 +85,58 @@ def simulate(
     print_replays(Console(highlight=False), str(trace), requests, replays, options.by_bytes)
 
 
+@cache.command()
+def consistency(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Dumps and logs.", show_default=False)],
+    as_json: JSON = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 1 when something is inconsistent.")] = False,
+) -> None:
+    """Compare what ranks, streams and replicas did: collectives, versions, reads of blocks that were given away.
+
+    Reads Flight Recorder dumps of PyTorch (one a rank; pickle or JSON) and JSON lines: op_id, rank, cache_version;
+    ts_ns, op, block, stream; ts_ns, node, op, incarnation, seq, block, version.
+    """
+    from leakscope.cache.consistency import check_consistency
+    from leakscope.errors import ExitCode
+
+    checks = check_consistency(files)
+    if as_json:
+        json.dump({"checks": [check.to_json() for check in checks]}, sys.stdout, indent=1, allow_nan=False)
+        print()
+    else:
+        from rich.console import Console
+
+        from leakscope.report.consistency import print_checks
+
+        print_checks(Console(highlight=False), checks)
+    if exit_code and any(check.found for check in checks):
+        raise typer.Exit(ExitCode.LEAK_FOUND)
+
+
+@cache.command()
+def graphs(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Launches of CUDA graphs.", show_default=False)],
+    as_json: JSON = False,
+) -> None:
+    """Tell whether CUDA-graph launches get slower with bound buffers or page tables.
+
+    Reads CSV or JSON lines in the order of launches: latency_us (or _ns, _ms) beside bind_count, page_table_bytes or
+    page_table_entries.
+    """
+    from leakscope.cache.graphs import graph_launches
+
+    found = graph_launches(trace)
+    if as_json:
+        json.dump(found.to_json(), sys.stdout, indent=1, allow_nan=False)
+        print()
+        return
+    from rich.console import Console
+
+    from leakscope.report.consistency import print_graphs
+
+    print_graphs(Console(highlight=False), found)
+
+
 def _capacities(text: str, trace: Trace, by_bytes: bool) -> list[float]:
     """Capacities of a list. Raises BadInputError, which names the option."""
     from leakscope.cli.quantities import size_bytes
