@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from leakscope.cli.live import DurationOption, PoolOption, collect_sources, split_evidence
 from leakscope.cli.quantities import seconds
 from leakscope.errors import BadInputError
 
@@ -22,9 +24,12 @@ DEFAULT_MEMORY = "2GiB"
 
 def liveness(
     evidence: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            metavar="EVIDENCE…", help="Captures, packed ones too, and files that import knows.", show_default=False
+            metavar="EVIDENCE…",
+            help="Captures, packed ones too, files that import knows, and live sources (tcp://HOST:PORT of KV events, "
+            "redis://…, memcached://…).",
+            show_default=False,
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one object of schema leakscope-liveness/1.")] = False,
@@ -55,12 +60,15 @@ def liveness(
     ] = None,
     windows: Annotated[int, typer.Option(min=0, max=100, help="Times at which the classes are told.")] = 8,
     top: Annotated[int, typer.Option(min=1, max=10_000, help="Keepers and stale objects to list.")] = 20,
+    duration: DurationOption = None,
+    pool_blocks: PoolOption = None,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory for sums over events; beyond it they go to disk.")
     ] = DEFAULT_MEMORY,
 ) -> None:
     """Say who keeps memory alive: classes of objects, holders and what they retain, what is held or allocated and not
     used, why an object is alive."""
+    from leakscope.detect.kv_cache import inferred_holds
     from leakscope.liveness.analyse import Options
 
     options = Options(
@@ -69,8 +77,9 @@ def liveness(
         windows=windows,
         top=top,
         why=tuple(why or ()),
+        inferred=(inferred_holds,),
     )
-    found, graph = _analysed(evidence, options, memory)
+    found, graph = _analysed(evidence, options, memory, duration, pool_blocks)
     if graphml is not None or dot is not None:
         from leakscope.report.liveness_graph import write_dot, write_graphml
 
@@ -91,8 +100,14 @@ def liveness(
         print_liveness(Console(highlight=False), found, top)
 
 
-def _analysed(evidence: list[Path], options: Options, memory: str) -> tuple[Liveness, Graph]:
-    """The liveness of everything together; files of other tools are imported into a capture for this once."""
+def _analysed(
+    evidence: Sequence[str | Path],
+    options: Options,
+    memory: str,
+    duration_s: float | None = None,
+    pool_blocks: int | None = None,
+) -> tuple[Liveness, Graph]:
+    """The liveness of everything together; files of other tools and live sources go into a capture for this once."""
     import secrets
     from contextlib import ExitStack
 
@@ -100,22 +115,26 @@ def _analysed(evidence: list[Path], options: Options, memory: str) -> tuple[Live
 
     from leakscope.capture import Capture
     from leakscope.capture.reader import scratch_directory
+    from leakscope.ingest import Options as ImportOptions
     from leakscope.ingest import import_files, kind_of
     from leakscope.liveness.analyse import analyse
 
-    missing = next((path for path in evidence if not path.exists()), None)
+    addresses, given = split_evidence(evidence)
+    missing = next((path for path in given if not path.exists()), None)
     if missing is not None:
         raise BadInputError(f"{missing}: no such file or capture")
-    files = [path for path in evidence if kind_of(path) is not None]
-    paths = [path for path in evidence if path not in files]
+    files = [path for path in given if kind_of(path) is not None]
+    paths = [path for path in given if path not in files]
     captures = [_opened(path) for path in paths]
     inputs: list[dict[str, Any]] = [
         {"path": str(path), "kind": "capture", "problems": capture.problems}
         for path, capture in zip(paths, captures, strict=True)
     ]
-    if files:
+    if files or addresses:
         scratch = Path(scratch_directory()) / f"imported-{secrets.token_hex(4)}.lscope"
-        inputs += [file.to_json() for file in import_files(files, scratch)]
+        imported = collect_sources(addresses, scratch, duration_s)
+        imported += import_files(files, scratch, ImportOptions(pool_blocks=pool_blocks)) if files else []
+        inputs += [file.to_json() for file in imported]
         captures.append(Capture.open(scratch))
     try:
         with ExitStack() as stack:

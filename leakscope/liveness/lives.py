@@ -127,13 +127,10 @@ def cache_lives(of: CacheRows) -> CacheLives:
     spoken &= ~_among("insert_fail", "clear", "invalidate", "gap")[of.op]
     named = np.flatnonzero(spoken).astype(np.int32)
     epoch, clears = _epochs(of, named)
-    key = (
-        of.object[named]
-        if epoch is None
-        else np.unique(
-            of.object[named].astype(np.int64) * (int(epoch.max(initial=0)) + 1) + epoch, return_inverse=True
-        )[1].astype(np.int32)
-    )
+    key = of.object[named]
+    if epoch is not None:
+        pairs = key.astype(np.int64) * (int(epoch.max(initial=0)) + 1) + epoch
+        key = np.unique(pairs, return_inverse=True)[1].astype(np.int32)
     # Sorting numbers that hold both takes a third of the time and memory of an argsort.
     both = (key.astype(np.int64) << 32) | named
     both.sort()
@@ -152,8 +149,9 @@ def cache_lives(of: CacheRows) -> CacheLives:
     died[replaced] = np.minimum(died[replaced], births[replaced + 1])
     if clears:
         died = np.minimum(died, _cleared(of, objects, births, clears))
-    chosen = life >= 0
-    chosen &= rows <= died[np.maximum(life, 0)]  # releases that come after the end say nothing more
+    chosen = np.flatnonzero(life >= 0)
+    rows, life, op = rows[chosen], life[chosen], op[chosen]
+    chosen = rows <= died[life]  # releases that come after the end say nothing more
     rows, life, op = rows[chosen], life[chosen], op[chosen]
     del chosen, key
     size = _sizes(of, rows, life, objects, lives)

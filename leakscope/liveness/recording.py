@@ -243,7 +243,7 @@ def _add_holders(
     numbers: dict[int, int],
 ) -> None:
     """A node for each process that has not freed something, with an edge to it."""
-    of_life = lives.drop_duplicates("life").set_index("life")["pid"]
+    of_life = lives.drop_duplicates("life", keep="last").set_index("life")["pid"]  # the folded one comes last
     pid = np.where(by_process["life"] >= 0, by_process["life"].map(of_life).fillna(FOLDED_PID), by_process["pid"])
     rows = by_process.assign(pid=pid.astype(np.int64)).merge(groups[[*GROUP, "node"]], on=GROUP)
     known = {(int(life["source_id"]), int(life["pid"])): life for life in lives.to_dict("records")}

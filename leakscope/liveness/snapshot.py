@@ -102,12 +102,13 @@ def _births(con: duckdb.DuckDBPyConnection, source: Source, blocks: pd.DataFrame
     """When each block in use was allocated, as far as the snapshot's own trace goes back; 0 = before it."""
     born = con.execute(
         """
-        SELECT addr, max(ts_ns) FILTER (op = 'alloc') AS born, max(ts_ns) FILTER (op = 'free') AS freed
-        FROM mem_events WHERE source_id = ? AND kind = 'pool_block' GROUP BY addr
+        SELECT addr, max(ts_ns) FILTER (op = 'alloc') AS born FROM mem_events
+        WHERE source_id = ? AND kind = 'pool_block' GROUP BY addr
+        HAVING born >= coalesce(max(ts_ns) FILTER (op = 'free'), 0)
         """,
         [source.id],
     ).df()
-    alive = born[born["born"].notna() & ~(born["freed"] > born["born"])].set_index("addr")["born"]
+    alive = born.set_index("addr")["born"]
     found = blocks["addr"].map(alive).fillna(0).to_numpy(np.int64)
     return np.where(blocks["state"].to_numpy() == "inactive", 0, found)
 

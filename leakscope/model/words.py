@@ -40,7 +40,7 @@ LOSS_KINDS = (
     "sideband_lost", "address_only_free", "python_frames_unavailable", "native_unwind_unavailable", "mark_lost",
     "arguments_lost", "arguments_approximate", "arguments_partial", "kernel_names_lost",
     "below_min_size", "not_sampled",
-    "failed_allocation", "attached_mid_run", "stack_map_full", "events_lost",
+    "failed_allocation", "attached_mid_run", "stack_map_full", "events_lost", "sequence_gap", "undecodable_event",
 )  # fmt: skip
 """What the ``losses`` table counts. A loss widens or withholds a verdict; it is never silent."""
 
