@@ -12,8 +12,6 @@ from leakscope.cache.inconsistency import Checked, Inconsistency
 
 BEGIN, END = "read_begin", "read_end"
 TAKES = ("free", "reuse", "write")
-_ORDER = {END: 0, BEGIN: 2}
-"""At one time: a read ends before its block is taken, and begins after."""
 
 
 def dirty_reads(path: str, log: pd.DataFrame, left_out: int = 0) -> Checked:
@@ -23,9 +21,7 @@ def dirty_reads(path: str, log: pd.DataFrame, left_out: int = 0) -> Checked:
     its begin and its end on the same stream; ends without a begin belong to reads from before the log.
     """
     known = log["op"].isin([BEGIN, END, *TAKES]) & log["block"].notna()
-    rows = log[known].copy()
-    rows["order"] = rows["op"].map(_ORDER).fillna(1)
-    rows = rows.sort_values(["ts_ns", "order"], kind="stable", ignore_index=True)
+    rows = log[known].sort_values("ts_ns", kind="stable", ignore_index=True)  # of one time: as they were written
     rows["delta"] = rows["op"].map({BEGIN: 1, END: -1}).fillna(0).astype("int64")
     own = rows.groupby(["block", "stream"], sort=False)["delta"]
     level = own.cumsum()

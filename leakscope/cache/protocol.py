@@ -25,7 +25,7 @@ def check_protocol(path: str, log: pd.DataFrame, left_out: int = 0) -> Checked:
     applied = rows[rows["op"].isin(["apply", "snapshot"])].dropna(subset=["incarnation", "seq"])
     found = [*_sends(sent), *_applied(applied), *_reads(rows)]
     messages = received.drop_duplicates(["node", "incarnation", "seq"])
-    highest = messages.groupby("node")["seq"].cummax()
+    highest = messages.groupby(["node", "incarnation"])["seq"].cummax()
     numbers = sent.drop_duplicates(["incarnation", "seq"])
     lost = numbers[["incarnation", "seq"]].merge(messages[["node"]].drop_duplicates(), how="cross")
     lost = lost.merge(messages[["node", "incarnation", "seq"]], how="left", indicator=True)

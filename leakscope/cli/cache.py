@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leakscope.cli.live import DurationOption
 from leakscope.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -83,6 +84,49 @@ def simulate(
     from leakscope.report.simulate import print_replays
 
     print_replays(Console(highlight=False), str(trace), requests, replays, options.by_bytes)
+
+
+@cache.command()
+def ttl(
+    evidence: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="EVIDENCE…",
+            help="Captures, cache event logs, and live stores (redis://…, memcached://…).",
+            show_default=False,
+        ),
+    ],
+    plan: Annotated[
+        bool,
+        typer.Option("--plan", help="Print how to clean objects without a TTL that are idle for 7 days; never done."),
+    ] = False,
+    duration: DurationOption = None,
+    as_json: JSON = False,
+) -> None:
+    """Tell what has no TTL and is kept, and what is past its TTL and still there."""
+    from leakscope.cache.ttl import cleaning, lifetimes
+    from leakscope.cli.evidence import opened_evidence
+
+    with opened_evidence(evidence, "1GiB", duration) as (captures, _):
+        found = lifetimes(captures)
+    if not found:
+        raise BadInputError(f"{', '.join(evidence)}: no cache objects in it")
+    lines = [line for of in found for line in cleaning(of)] if plan else []
+    if as_json:
+        body: dict[str, object] = {"sources": [of.to_json() for of in found]}
+        json.dump(body | ({"plan": lines} if plan else {}), sys.stdout, indent=1, allow_nan=False)
+        print()
+        return
+    from rich.console import Console
+
+    from leakscope.report.lifetimes import print_lifetimes
+    from leakscope.report.text import printable
+
+    print_lifetimes(Console(highlight=False), found)
+    if plan:
+        print("\n# nothing of this was done" if lines else "\n# nothing to clean")
+        for line in lines:
+            print(printable(line))
 
 
 @cache.command()
