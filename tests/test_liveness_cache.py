@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leakscope.liveness.caches import add_cache
 from leakscope.liveness.graph import Graph, GraphBuilder
-from leakscope.liveness.lives import CacheLives, cache_lives, with_inferred
+from leakscope.liveness.lives import CacheLives, Latest, cache_lives, with_inferred
 from leakscope.liveness.moments import Moment, moment, usual_holds
 from leakscope.liveness.rows import rows_of
 from leakscope.model.liveness import CLASSES, EDGE_KINDS
@@ -141,7 +142,9 @@ def test_views_hold_their_base_until_they_are_evicted() -> None:
     names = {graph.name(node): int(graph.retained_bytes[node]) for node in range(len(graph))}
     assert names["a"] == names["v"] == 1008
     # and a view whose base was never seen holds nothing but itself
-    assert at(lives({"t": 2, "op": "view", "object": "v", "base": "gone", "owner": "a"}), 3)[1] == {"v": ("normal", 1.0)}
+    assert at(lives({"t": 2, "op": "view", "object": "v", "base": "gone", "owner": "a"}), 3)[1] == {
+        "v": ("normal", 1.0)
+    }
 
 
 def test_children_keep_their_prefix_and_the_cache_the_rest() -> None:
@@ -162,7 +165,8 @@ def test_children_keep_their_prefix_and_the_cache_the_rest() -> None:
 
 def test_clears_and_gaps() -> None:
     of = lives(
-        {"t": 1, "op": "insert", "object": "g", "medium": "GPU"}, {"t": 1, "op": "insert", "object": "c", "medium": "CPU"},
+        {"t": 1, "op": "insert", "object": "g", "medium": "GPU"},
+        {"t": 1, "op": "insert", "object": "c", "medium": "CPU"},
         (2, "pin", "c", "a"), {"t": 3, "op": "clear", "medium": "GPU"}, {"t": 4, "op": "access", "object": "g"},
         (5, "gap", ""), (6, "insert", "n", "s"), (7, "pin", "n", "a"),
     )  # fmt: skip
@@ -195,6 +199,17 @@ def test_how_long_holds_last_is_told_by_those_that_were_given_up() -> None:
     assert usual.given_up == 101
     assert usual.limit_ns == 2 * S  # twice the 99th percentile
     assert usual_holds(of, "ref", 7.0) == (7.0, 0)
+
+
+@pytest.mark.parametrize("most", [2**62, 4])
+def test_the_last_row_of_a_key(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr("leakscope.liveness.lives.MAX_PLACE", most)  # 4: keys are numbered
+    keys, rows = np.array([7, 0, 7, 5, 7]), np.array([1, 2, 4, 8, 9])
+    latest = Latest(keys, rows, 10, rows * 100)
+    for row, expected in ((0, [-1, -1, -1, -1]), (4, [4, 2, -1, -1]), (8, [4, 2, 8, -1]), (9, [9, 2, 8, -1])):
+        found, values = latest.find(np.array([7, 0, 5, 6]), row)
+        assert found.tolist() == expected
+        assert [v for f, v in zip(found, values, strict=True) if f >= 0] == [f * 100 for f in expected if f >= 0]
 
 
 Event = tuple[str, str, str, str]

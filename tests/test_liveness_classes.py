@@ -85,7 +85,7 @@ def test_hypothesis_each_object_is_in_exactly_one_class(rows: list[tuple[float, 
 
 
 def test_the_classic_scheme_leaves_out_what_leaks() -> None:
-    # given two strong, one weak, the classic leak (two references, old), a long TTL, an expired, an idle, an unknown one
+    # given two strong, one weak, the classic leak (two references, old), a long TTL, an expired, an idle, an unknown
     of = facts(
         (2, True, 0.5, False, 60), (5, True, 1.0, False, NAN), (1, True, 30, False, 9), (2, True, 500, True, 60),
         (1, True, 0.5, False, 3600), (1, True, 0.5, False, -1), (0, False, 9, False, 60), (NAN, True, 9, False, NAN),

@@ -67,7 +67,12 @@ def test_json_has_the_numbers_and_the_graph(tmp_path: Path, capsys: pytest.Captu
     assert source["windows"][-1]["objects"]["held-stale"] == 10
     assert source["rules"]["looked_at"] == 10 and len(source["rules"]["faults"]) == 4
     keeper = found["keepers"][1]
-    assert (keeper["name"], keeper["objects"], keeper["stale_objects"], keeper["retained_bytes"]) == (HOSTILE, 10, 10, 10_000)
+    assert (keeper["name"], keeper["objects"], keeper["stale_objects"], keeper["retained_bytes"]) == (
+        HOSTILE,
+        10,
+        10,
+        10_000,
+    )
     assert keeper["stack"] == ["serve (app.py:3)", "lookup (app.py:9)"]
     assert (found["nodes"], found["edges"]["holds"]) == ({"root": 1, "holder": 2, "cache": 1, "object": 50}, 10)
     assert [stale["name"] for stale in found["stale"][:2]] == ["block-0", "block-10"]
@@ -140,3 +145,14 @@ def test_evidence_without_objects_says_so(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "samples.csv").write_text("t_s,rss_bytes\n" + "".join(f"{t},{t * 1000}\n" for t in range(1, 40)))
     assert run(tmp_path / "samples.csv") == 0
     assert "no objects" in capsys.readouterr().out
+
+
+def test_without_sizes_no_bytes_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = [{"ts_ns": 1, "op": "insert", "obj": "x"}, {"ts_ns": 2, "op": "pin", "obj": "x", "owner": "a"}]
+    path = log(tmp_path / "events.jsonl", [*events, {"ts_ns": 90, "op": "insert", "obj": "y"}])
+    assert run(path) == 0
+    text = capsys.readouterr().out
+    assert " B\n" not in text and "cache objects: 2 objects, ?" in text
+    assert "the source tells no sizes" in text
+    assert run(path, "--json") == 0
+    assert [s["age_s"] for s in json.loads(capsys.readouterr().out)["stale"]] == [88]

@@ -87,7 +87,10 @@ def test_device_memory_is_in_use_or_stale_by_its_last_touch(tmp_path: Path) -> N
     (stale,) = by_name["device cudaMalloc of serve"]
     assert (stale.bytes, stale.age_s, stale.byte_seconds, stale.cls) == (2000, 80.0, 160_000.0, "held-stale")
     assert (stale.evidence, stale.approximate, stale.holder) == ("launch arguments", False, "process 100 p100")
-    assert (by_name["device cudaMalloc of never"][0].bytes, by_name["device cudaMalloc of never"][0].age_s) == (1000, 94)
+    assert (by_name["device cudaMalloc of never"][0].bytes, by_name["device cudaMalloc of never"][0].age_s) == (
+        1000,
+        94,
+    )
     # and the graph says which kernels touch what
     assert edges(graph) == {
         ("process 100 p100", "holds", name)
@@ -95,7 +98,7 @@ def test_device_memory_is_in_use_or_stale_by_its_last_touch(tmp_path: Path) -> N
             "device cudaMalloc of serve", "device cudaMalloc of never", "mmap_anon mmap of grow",
             "kmalloc kmalloc-64 of open",
         )
-    } | {("device cudaMalloc of serve", "touched-by", "attend"), ("device cudaMalloc of serve", "touched-by", "fill")}  # fmt: skip
+    } | {("device cudaMalloc of serve", "touched-by", kernel) for kernel in ("attend", "fill")}  # fmt: skip
     assert found.keepers[0].retained_bytes == 4000 + 3000 + 1000 + 640 == int(graph.retained_bytes[0])
     assert found.keepers[0].objects == 15
 
@@ -168,6 +171,41 @@ def test_short_lived_processes_and_exits(tmp_path: Path) -> None:
     holders = {(k.name, k.bytes) for k in found.keepers}
     assert {name for name, _ in holders} == {"process 100 p100 (exited)", "short-lived processes"}
     assert int(graph.retained_bytes[0]) == 768
+
+
+def prefork(tmp_path: Path) -> Path:
+    """Three workers with one site, a 10th of whose memory is as old as they are, and a small site each."""
+    made = Recording(100)
+    for number in range(3):
+        made.process(100 + number)
+        how = {"layer": "host", "kind": "mmap_anon", "api": "mmap", "pid": 100 + number}
+        made.alloc(1, 100, user=["main", "load", "mmap"], **how)
+        made.alloc(99, 900, user=["main", "load", "mmap"], **how)
+        made.alloc(50, 10 + number, user=["main", f"small_{number}", "mmap"], **how)
+    return made.write(tmp_path / "p.lscope")
+
+
+def test_each_process_retains_its_own_and_sites_are_ranked_together(tmp_path: Path) -> None:
+    found, _ = analysed(prefork(tmp_path))
+    assert {k.name: k.retained_bytes for k in found.keepers} == {
+        "process 100 p100": 1010, "process 101 p101": 1011, "process 102 p102": 1012,
+    }  # fmt: skip
+    load = found.stale[0]
+    assert (load.name, load.objects, load.bytes, load.age_s) == ("mmap_anon mmap of load", 3, 300, 99.0)
+    assert load.cohorts == ((1.0, 3, 2700), (60.0, 3, 300))
+    assert [row.bytes for row in found.stale[1:]] == [12, 11, 10]
+    assert found.nodes == {"root": 1, "holder": 3, "site": 6}
+
+
+def test_what_has_no_node_of_its_own_is_counted_in_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leakscope.liveness.recording.MAX_NODES", 2)
+    found, graph = analysed(prefork(tmp_path))
+    assert found.nodes == {"root": 1, "holder": 3, "site": 3}
+    assert classes(found.sources[0]) == {"unknown-ref": (9, 3033)}
+    assert int(graph.retained_bytes[0]) == 3033
+    others = next(keeper for keeper in found.keepers if keeper.name == "other processes")
+    assert (others.objects, others.bytes) == (5, 1033)
+    assert sum(row.bytes for row in found.stale) == 333
 
 
 def test_a_census_has_the_ages_of_its_cohorts(tmp_path: Path) -> None:
@@ -261,7 +299,12 @@ def test_why_a_free_piece_is_alive(tmp_path: Path) -> None:
     found, _ = analysed(tmp_path / "s.lscope", Options(why=("block 0x1082, inactive", "0x2046")))
     shared, alone = found.whys
     # the free piece behind both stacks' blocks: no stack alone could let it go
-    assert (shared.bytes, shared.cls, shared.dominator, shared.keepers) == (900, "idle-cached", "segment 0x1000, large, device 0", 1)
+    assert (shared.bytes, shared.cls, shared.dominator, shared.keepers) == (
+        900,
+        "idle-cached",
+        "segment 0x1000, large, device 0",
+        1,
+    )
     assert [step.edge for step in alone.paths[0]] == ["", "holds", "occupies", "contains"]
     assert alone.paths[0][0].name == "tensors of attend (model.py:5)"
     assert alone.paths[0][1].stack == ("train (model.py:70)", "attend (model.py:5)")

@@ -24,10 +24,10 @@ _FOLDED_CACHE = r"regexp_replace(slab_cache::VARCHAR, '^kmalloc-rnd-\d+-', 'kmal
 def live_cohorts(
     con: duckdb.DuckDBPyConnection, lives: pd.DataFrame, bounds: pd.DataFrame, steps_s: Sequence[float] = STEPS_S
 ) -> pd.DataFrame:
-    """One row a (source, site key, cohort) that is live at the end of its source's evidence.
+    """One row a (process life, site key, cohort) that is live at the end of its source's evidence.
 
-    Needs what :func:`leakscope.correlate.aggregate.aggregate` leaves behind. Columns: source_id, SITE_KEY, cohort
-    (index into ``steps_s``), objects, bytes, byte_seconds (the sum of bytes times age). Events are exact to the
+    Needs what :func:`leakscope.correlate.aggregate.aggregate` leaves behind. Columns: source_id, life, SITE_KEY,
+    cohort (index into ``steps_s``), objects, bytes, byte_seconds (the sum of bytes times age). Events are exact to the
     allocation; objects of a census count as old as their cohort may be. Allocations without a stack of their own stand
     under what identity they have.
     """
@@ -38,7 +38,7 @@ def live_cohorts(
     rows = con.execute(
         f"""
         WITH made AS (
-            SELECT e.source_id, e.layer, e.kind, e.api, e.slab_cache, {_STACKS}, {EVENT_CODE} AS event,
+            SELECT e.source_id, l.life, e.layer, e.kind, e.api, e.slab_cache, {_STACKS}, {EVENT_CODE} AS event,
                    f.life IS NOT NULL AS folded, CASE WHEN op = 'alloc' THEN objects ELSE -objects END AS objects,
                    CASE WHEN op = 'alloc' THEN bytes ELSE -bytes END AS bytes,
                    (b.end_ns - CASE WHEN op = 'alloc' THEN ts_ns ELSE alloc_ts_ns END) AS age_ns
@@ -46,22 +46,23 @@ def live_cohorts(
                  LEFT JOIN folded_lives f ON f.life = l.life
             WHERE e.source_id NOT IN (SELECT DISTINCT source_id FROM census_totals)
         ), counted AS (
-            SELECT c.source_id, s.layer, s.kind, s.api, s.slab_cache, {_STACKS}, {EXIT} - 1 AS event, false AS folded,
+            SELECT c.source_id, l.life, s.layer, s.kind, s.api, s.slab_cache, {_STACKS}, {EXIT} - 1 AS event,
+                   false AS folded,
                    c.objects, c.bytes, b.end_ns - c.cohort_ns AS age_ns
             FROM census c JOIN census_sites s ON s.source_id = c.source_id AND s.id = c.site
                  JOIN cohort_ends b ON b.source_id = c.source_id
-                 LEFT JOIN lives l ON l.source_id = s.source_id AND l.pid = s.pid
-            WHERE coalesce(l.exit_ns, 0) = 0 OR c.ts_ns < l.exit_ns
+                 JOIN lives l ON l.source_id = s.source_id AND l.pid = s.pid
+            WHERE l.exit_ns = 0 OR c.ts_ns < l.exit_ns
             QUALIFY row_number() OVER (PARTITION BY c.source_id, c.site, c.cohort_ns ORDER BY c.ts_ns DESC) = 1
         ), aged AS (
             SELECT *, age_ns / 1e9 AS age_s FROM (SELECT * FROM made UNION ALL BY NAME SELECT * FROM counted)
             WHERE event < {EXIT} OR (event = {EXIT} AND folded)
         )
-        SELECT source_id, layer, kind, api, {_FOLDED_CACHE} AS slab_cache, {_STACKS}, ({cohort}) AS cohort,
+        SELECT source_id, life, layer, kind, api, {_FOLDED_CACHE} AS slab_cache, {_STACKS}, ({cohort}) AS cohort,
                sum(objects)::BIGINT AS objects, sum(bytes)::BIGINT AS bytes,
                sum(bytes * greatest(age_s, 0.0)) AS byte_seconds
         FROM aged GROUP BY ALL HAVING sum(bytes) > 0 OR sum(objects) > 0
-        ORDER BY {", ".join(SITE_KEY)}, source_id, cohort
+        ORDER BY {", ".join(SITE_KEY)}, life, cohort
         """
     ).df()
     con.unregister("cohort_ends")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_MATCHES = 3
 MAX_PATHS = 3
+END_STEPS = 5
+"""Steps at either end of a path that are told: prefixes are chains of thousands of blocks."""
 _KEEPERS = [NODE_KINDS.index(kind) for kind in ("holder", "cache")]
 
 
@@ -134,9 +136,15 @@ def _explained(graph: Graph, places: Sequence[Place], node: int) -> Why:
 
 
 def _steps(graph: Graph, places: Sequence[Place], path: list[int]) -> tuple[Step, ...]:
-    """The path without the root."""
+    """The path without the root; of a long one its two ends."""
     steps = [Step(graph.kind(path[1]), graph.name(path[1]))] if len(path) > 1 else []
-    for tail, head in pairwise(path[1:]):
+    pairs = list(pairwise(path[1:]))
+    left_out = len(pairs) - 2 * END_STEPS
+    for number, (tail, head) in enumerate(pairs):
+        if left_out > 0 and END_STEPS <= number < END_STEPS + left_out:
+            if number == END_STEPS:
+                steps.append(Step("…", f"{left_out:,} more steps"))
+            continue
         edge = graph.edge(tail, head)
         place = places[int(graph.nodes["source"][head])]
         steps.append(

@@ -12,14 +12,13 @@ from leakscope.liveness.classes import UNKNOWN_REF, Facts, classify
 from leakscope.liveness.graph import GraphBuilder
 from leakscope.model.liveness import CLASSES, Window
 
-GROUP = ["source_id", "site", "cls"]
+GROUP = ["source_id", "life", "site", "cls"]
+"""What makes a node: source, process, site and class."""
 BY_LAUNCHES = "launch arguments"
 
 
-def touched_groups(
-    touched: Touched, stale_after_s: float, steps: tuple[float, ...]
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Groups of device memory whose touches were looked for, by site and class, and the objects of each by process."""
+def touched_groups(touched: Touched, stale_after_s: float, steps: tuple[float, ...]) -> pd.DataFrame:
+    """Groups of device memory whose touches were looked for. ``touched.kept`` has the column life."""
     kept = touched.kept
     end, made = kept["end_ns"].to_numpy(np.int64), kept["ts_ns"].to_numpy(np.int64)
     cls, idle_s = classes_at(kept, kept["last_ns"].to_numpy(np.int64), end, stale_after_s)
@@ -27,8 +26,8 @@ def touched_groups(
     stale = idle_s > stale_after_s
     rows = pd.DataFrame(
         {
-            "source_id": kept["source_id"].to_numpy(np.int64), "site": kept["site"].to_numpy(np.int64), "cls": cls,
-            "pid": kept["pid"].to_numpy(np.int64), "objects": 1, "bytes": size, "since_ns": made,
+            "source_id": kept["source_id"].to_numpy(np.int64), "life": kept["life"].to_numpy(np.int64),
+            "site": kept["site"].to_numpy(np.int64), "cls": cls, "objects": 1, "bytes": size, "since_ns": made,
             "last_use_ns": kept["last_ns"].to_numpy(np.int64), "approximate": kept["approximate"].to_numpy(bool),
             "stale_bytes": np.where(stale, size, 0), "stale_objects": stale.astype(np.int64),
             "stale_byte_seconds": np.where(stale, size * idle_s, 0.0),
@@ -41,10 +40,7 @@ def touched_groups(
     cohorts = rows.groupby([*GROUP, "cohort"], sort=True)[["objects", "bytes"]].sum().reset_index()
     groups["cohorts"] = pd.Series(cohort_lists(groups, cohorts, GROUP, steps), groups.index)
     groups["evidence"] = BY_LAUNCHES
-    by_process = rows.groupby([*GROUP, "pid"], sort=True).agg(
-        live_objects=("objects", "sum"), first_ns=("since_ns", "min")
-    )
-    return groups, by_process.reset_index().assign(life=-1)
+    return groups
 
 
 def classes_at(
@@ -81,7 +77,7 @@ def add_kernels(
     place = dict(zip(map(tuple, of_group[GROUP].to_numpy(np.int64).tolist()), of_group["node"].tolist(), strict=True))
     end = kept["end_ns"].to_numpy(np.int64)
     cls, _ = classes_at(kept, kept["last_ns"].to_numpy(np.int64), end, stale_after_s)
-    keys = zip(kept["source_id"].astype(int), kept["site"].astype(int), cls.tolist(), strict=True)
+    keys = zip(*(kept[name].tolist() for name in GROUP[:-1]), cls.tolist(), strict=True)
     node = np.array([place.get(key, -1) for key in keys], np.int64)
     rows = touches.assign(node=node[touches["row"].to_numpy(np.int64)])
     rows = rows.assign(source=kept["source_id"].to_numpy()[touches["row"].to_numpy(np.int64)])

@@ -72,7 +72,8 @@ def held(kind: str, give: str, of: CacheRows, rows: Int32, life: Int32, op: npt.
     key = life.astype(np.int64)
     if of.hold.strides != (0,):
         number = np.unique(of.hold[rows], return_inverse=True)[1]
-        key = key * (int(number.max(initial=0)) + 1) + number
+        pairs = key * (int(number.max(initial=0)) + 1) + number
+        key = np.unique(pairs, return_inverse=True)[1].astype(np.int64)  # below the number of rows: room for owners
     owners = len(of.owners) + 1
     matched = matches(key * owners + of.owner[rows] + 1, rows, takes, strict=True)
     if matched is None:

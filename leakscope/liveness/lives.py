@@ -91,15 +91,20 @@ class CacheLives:
         return np.flatnonzero((self.lives.born_row <= row) & (self.lives.died_row > row))
 
 
+MAX_PLACE = 2**62
+
+
 class Latest:
     """Looks up the last row of a key up to a row."""
 
     def __init__(
         self, keys: npt.NDArray[Any], rows: npt.NDArray[Any], span: int, values: npt.NDArray[Any] | None = None
     ) -> None:
-        """``rows`` (< ``span``) of each key, with a value each if there are any."""
+        """``rows`` (< ``span``) of each key (0 or more), with a value each if there are any."""
         self._span = span
-        self._place = keys.astype(np.int64) * span
+        # Keys of many lives and owners are too large to be multiplied: their numbers are not.
+        self._known = np.unique(keys) if len(keys) and int(keys.max()) >= MAX_PLACE // span else None
+        self._place = self._numbers(keys) * span
         self._place += rows
         self._values = values
         if (self._place[1:] < self._place[:-1]).any():
@@ -110,15 +115,22 @@ class Latest:
     def __len__(self) -> int:
         return len(self._place)
 
+    def _numbers(self, keys: npt.NDArray[Any]) -> Int64:
+        """The keys, or their numbers among those that are known, negative for others."""
+        if self._known is None:
+            return keys.astype(np.int64)
+        at = np.minimum(np.searchsorted(self._known, keys), len(self._known) - 1)
+        return np.where(self._known[at] == keys, at, -1)
+
     def find(self, keys: npt.NDArray[Any], row: int) -> tuple[Int64, npt.NDArray[Any]]:
         """(the last row of each key up to ``row``, -1 for none; its value, 0 where there are none)."""
         if not len(self._place):
             return np.full(len(keys), -1, np.int64), np.zeros(len(keys))
-        first = keys.astype(np.int64) * self._span
+        first = self._numbers(keys) * self._span
         at = np.maximum(np.searchsorted(self._place, first + row, "right") - 1, 0)
         found = self._place[at] - first
         values = np.zeros(len(keys)) if self._values is None else self._values[at]
-        return np.where((found >= 0) & (found <= row), found, -1), values
+        return np.where((first >= 0) & (found >= 0) & (found <= row), found, -1), values
 
 
 def cache_lives(of: CacheRows) -> CacheLives:
@@ -151,7 +163,7 @@ def cache_lives(of: CacheRows) -> CacheLives:
         died = np.minimum(died, _cleared(of, objects, births, clears))
     chosen = np.flatnonzero(life >= 0)
     rows, life, op = rows[chosen], life[chosen], op[chosen]
-    chosen = rows <= died[life]  # releases that come after the end say nothing more
+    chosen = np.flatnonzero(rows <= died[life])  # releases that come after the end say nothing more
     rows, life, op = rows[chosen], life[chosen], op[chosen]
     del chosen, key
     size = _sizes(of, rows, life, objects, lives)

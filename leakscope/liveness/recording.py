@@ -34,15 +34,17 @@ from leakscope.model.words import KINDS_NOT_ADDED
 if TYPE_CHECKING:
     import duckdb
 
-MAX_SITES = 20_000
-"""Sites that get a node, those with most bytes first; the others of a source are one node."""
+MAX_NODES = 20_000
+"""Groups that get a node of their own, those with most bytes first; the others of a source and class are one node."""
+OTHER_SITES = -1
+KEY = ["source_id", "life", "site"]
 BY_AGE = "time of allocation"
 
 
 @dataclass
 class Recorded:
-    """What was added. ``groups``: one row a node: source_id, site, cls, node, objects, bytes, stale_bytes,
-    stale_objects, stale_byte_seconds, approximate."""
+    """What was added. ``groups``: one row a node: :data:`GROUP`, node, objects, bytes, since_ns, last_use_ns,
+    stale_bytes, stale_objects, stale_byte_seconds, cohorts, evidence, approximate."""
 
     groups: pd.DataFrame
     stale: list[Stale] = field(default_factory=list)
@@ -78,29 +80,28 @@ def add_recordings(
     sites["visible"] = frees_visible(sites, nothing, nothing, nothing)
     notes = _not_seen(sites, numbers)
     counted = sites[sites["visible"] & (sites["live_bytes"] > 0) & ~sites["kind"].isin(KINDS_NOT_ADDED)]
-    counted = counted.head(MAX_SITES)
     ends = dict(zip(bounds["source_id"].astype(int), bounds["end_ns"].astype(int), strict=True))
     kept = _kept(held, lives, counted)
     kept = kept[kept["source_id"].isin(numbers)]
     if not len(kept):
         return None
-    touched = touched_allocations(con, _pointed_at(counted), _processes(lives, ends))
+    touched = _with_lives(touched_allocations(con, _pointed_at(counted), _processes(lives, ends)), lives)
     steps = tuple(sorted({*STEPS_S, stale_after_s}))
-    groups, by_process = _untouched(kept, _ages(con, lives, bounds, counted, steps), steps, stale_after_s, touched)
+    groups = _untouched(kept, _ages(con, lives, bounds, counted, steps), steps, stale_after_s, touched)
     if touched is not None:
-        more, processes = touched_groups(touched, stale_after_s, steps)
-        groups, by_process = pd.concat([more, groups]), pd.concat([processes, by_process])
+        groups = pd.concat([touched_groups(touched, stale_after_s, steps), groups])
     groups = groups[groups["source_id"].isin(numbers)].reset_index(drop=True)
+    groups = _largest(groups)
     names = _Names(con, counted, groups)
-    groups["node"] = _add_nodes(builder, groups, names, ends, numbers)
-    _add_holders(builder, groups, by_process, lives, numbers)
+    groups["node"] = _add_nodes(builder, groups, names, numbers)
+    _add_holders(builder, groups, lives, numbers)
     if touched is not None:
         add_kernels(builder, groups, touched, numbers, stale_after_s)
     found = Recorded(groups, ends=ends, notes=notes)
     found.windows = {
         source: windows_of(held, lives, counted, touched, bounds, source, windows, stale_after_s) for source in numbers
     }
-    found.stale = _stale(groups, names, numbers, top, steps)
+    found.stale = _stale(groups, names, numbers, top)
     return found
 
 
@@ -129,6 +130,27 @@ def _processes(lives: pd.DataFrame, ends: dict[int, int]) -> pd.DataFrame:
     return judged[["source_id", "pid"]].assign(end_ns=np.where(exits > 0, exits, end))
 
 
+def _with_lives(touched: Touched | None, lives: pd.DataFrame) -> Touched | None:
+    """With the life of the process of each allocation."""
+    if touched is None:
+        return None
+    of = lives.loc[lives["pid"] != FOLDED_PID, ["source_id", "pid", "life"]]
+    return touched._replace(kept=touched.kept.merge(of, on=["source_id", "pid"], how="left"))
+
+
+def _largest(groups: pd.DataFrame) -> pd.DataFrame:
+    """The MAX_NODES groups with most bytes; the others of a source and class are one, without a site or a process."""
+    if len(groups) <= MAX_NODES:
+        return groups
+    order = groups.sort_values("bytes", ascending=False, kind="stable")
+    few, rest = order.iloc[:MAX_NODES], order.iloc[MAX_NODES:].assign(life=-1, site=OTHER_SITES)
+    sums = dict.fromkeys(("objects", "bytes", "stale_bytes", "stale_objects", "stale_byte_seconds"), "sum")
+    how = sums | {"since_ns": "min", "last_use_ns": "max", "approximate": "max", "evidence": "last"}
+    rest = rest.groupby(GROUP, sort=True).agg(how).reset_index()
+    rest["cohorts"] = pd.Series([()] * len(rest), rest.index)
+    return pd.concat([few, rest], ignore_index=True)
+
+
 def _kept(held: Holdings, lives: pd.DataFrame, sites: pd.DataFrame) -> pd.DataFrame:
     """source_id, site, life, live_bytes, live_objects, first_ns of the holdings of some sites that keep something."""
     rows = held.table[held.table["site"].isin(sites["site"]) & (held.table["live_bytes"] > 0)]
@@ -144,13 +166,11 @@ def _ages(
     sites: pd.DataFrame,
     steps: tuple[float, ...],
 ) -> pd.DataFrame:
-    """source_id, site, cohort, objects, bytes, byte_seconds."""
+    """source_id, life, site, cohort, objects, bytes, byte_seconds."""
     cohorts = live_cohorts(con, lives, bounds, steps)
     for column in ("layer", "kind", "api", "slab_cache"):
         sites = sites.assign(**{column: sites[column].astype(str)})
-    return cohorts.merge(sites[["site", *SITE_KEY]], on=SITE_KEY)[
-        ["source_id", "site", "cohort", "objects", "bytes", "byte_seconds"]
-    ]
+    return cohorts.merge(sites[["site", *SITE_KEY]], on=SITE_KEY)[[*KEY, "cohort", "objects", "bytes", "byte_seconds"]]
 
 
 def _untouched(
@@ -159,37 +179,32 @@ def _untouched(
     steps: tuple[float, ...],
     stale_after_s: float,
     touched: Touched | None,
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Groups of what has no touch evidence (class unknown-ref), and the objects of each by life."""
-    total = kept.groupby(["source_id", "site"], sort=True).agg(
-        bytes=("live_bytes", "sum"), objects=("live_objects", "sum"), since_ns=("first_ns", "min")
-    )
+) -> pd.DataFrame:
+    """Groups of what has no touch evidence: class unknown-ref."""
+    groups = kept.rename(columns={"live_bytes": "bytes", "live_objects": "objects", "first_ns": "since_ns"})
     if touched is not None:
-        known = touched.kept.groupby(["source_id", "site"])["size_bytes"].agg(["sum", "count"])
-        known = known.reindex(total.index, fill_value=0)
-        total["bytes"] -= known["sum"]
-        total["objects"] -= known["count"]
-        total = total[total["bytes"] > 0]
-        ages = ages[~pd.MultiIndex.from_frame(ages[["source_id", "site"]]).isin(known[known["count"] > 0].index)]
-    groups = total.reset_index()
-    groups["cls"] = UNKNOWN_REF
-    scaled = ages.merge(groups[["source_id", "site", "bytes"]], on=["source_id", "site"], suffixes=("", "_group"))
+        known = touched.kept.groupby(KEY)["size_bytes"].agg(known_bytes="sum", known_objects="count").reset_index()
+        groups = groups.merge(known, on=KEY, how="left").fillna({"known_bytes": 0, "known_objects": 0})
+        groups["bytes"] -= groups["known_bytes"].astype("int64")
+        groups["objects"] -= groups["known_objects"].astype("int64")
+        ages = ages.merge(known[KEY], on=KEY, how="left", indicator=True)
+        ages = ages[ages.pop("_merge") == "left_only"]
+        groups = groups[groups["bytes"] > 0]
+    scaled = ages.merge(groups[[*KEY, "bytes"]], on=KEY, suffixes=("", "_group"))
     # Stacks of a sample speak for more than their own allocations: the ages of these stand for all.
-    factor = scaled["bytes_group"] / scaled.groupby(["source_id", "site"])["bytes"].transform("sum").clip(lower=1)
+    factor = scaled["bytes_group"] / scaled.groupby(KEY)["bytes"].transform("sum").clip(lower=1)
     for column in ("bytes", "objects"):
         scaled[column] = np.rint(scaled[column] * factor).astype("int64")
     scaled["byte_seconds"] *= factor
     old = scaled[np.asarray(steps)[scaled["cohort"].to_numpy(np.int64)] >= stale_after_s]
-    of_old = old.groupby(["source_id", "site"]).agg(
+    of_old = old.groupby(KEY).agg(
         stale_bytes=("bytes", "sum"), stale_objects=("objects", "sum"), stale_byte_seconds=("byte_seconds", "sum")
     )
-    groups = groups.merge(of_old, on=["source_id", "site"], how="left").fillna(
-        {"stale_bytes": 0, "stale_objects": 0, "stale_byte_seconds": 0.0}
-    )
-    groups["cohorts"] = pd.Series(cohort_lists(groups, scaled, ["source_id", "site"], steps), groups.index)
-    groups["last_use_ns"], groups["approximate"], groups["evidence"] = 0, True, BY_AGE
-    by_life = kept.merge(groups[["source_id", "site"]], on=["source_id", "site"])
-    return groups, by_life.assign(cls=UNKNOWN_REF, pid=-1)[[*GROUP, "life", "pid", "live_objects", "first_ns"]]
+    nothing = {"stale_bytes": 0, "stale_objects": 0, "stale_byte_seconds": 0.0}
+    groups = groups.merge(of_old, on=KEY, how="left").fillna(nothing)
+    groups["cohorts"] = pd.Series(cohort_lists(groups, scaled, KEY, steps), groups.index)
+    groups["cls"], groups["last_use_ns"], groups["approximate"], groups["evidence"] = UNKNOWN_REF, 0, True, BY_AGE
+    return groups[[*GROUP, *(name for name in groups if name not in GROUP and not str(name).startswith("known_"))]]
 
 
 class _Names:
@@ -202,15 +217,19 @@ class _Names:
         self._stacks = Stacks(con, ids)
 
     def layer(self, site: int) -> str:
-        return str(self._rows[site]["layer"])
+        return str(self._rows[site]["layer"]) if site != OTHER_SITES else ""
 
     def stack(self, site: int) -> tuple[str, ...]:
         """Outermost first."""
+        if site == OTHER_SITES:
+            return ()
         row, stacks = self._rows[site], self._stacks
         frames = [*merge(stacks[row["user_stack"]], stacks[row["python_stack"]]), *stacks[row["kernel_stack"]]]
         return tuple(frame.text for frame in frames)
 
     def name(self, site: int) -> str:
+        if site == OTHER_SITES:
+            return "smaller sites"
         row, stacks = self._rows[site], self._stacks
         user, python, kernel = stacks[row["user_stack"]], stacks[row["python_stack"]], stacks[row["kernel_stack"]]
         frame = culprit(user, python, kernel, 0, kernel_only=not user and not python and not row["call_site"])
@@ -218,7 +237,7 @@ class _Names:
 
 
 def _add_nodes(
-    builder: GraphBuilder, groups: pd.DataFrame, names: _Names, ends: dict[int, int], numbers: dict[int, int]
+    builder: GraphBuilder, groups: pd.DataFrame, names: _Names, numbers: dict[int, int]
 ) -> npt.NDArray[np.int32]:
     last = groups["last_use_ns"].to_numpy(np.int64)
     return builder.add_nodes(
@@ -235,41 +254,33 @@ def _add_nodes(
     )
 
 
-def _add_holders(
-    builder: GraphBuilder,
-    groups: pd.DataFrame,
-    by_process: pd.DataFrame,
-    lives: pd.DataFrame,
-    numbers: dict[int, int],
-) -> None:
+def _add_holders(builder: GraphBuilder, groups: pd.DataFrame, lives: pd.DataFrame, numbers: dict[int, int]) -> None:
     """A node for each process that has not freed something, with an edge to it."""
-    of_life = lives.drop_duplicates("life", keep="last").set_index("life")["pid"]  # the folded one comes last
-    pid = np.where(by_process["life"] >= 0, by_process["life"].map(of_life).fillna(FOLDED_PID), by_process["pid"])
-    rows = by_process.assign(pid=pid.astype(np.int64)).merge(groups[[*GROUP, "node"]], on=GROUP)
-    known = {(int(life["source_id"]), int(life["pid"])): life for life in lives.to_dict("records")}
-    for _, edges in rows.groupby(["source_id", "pid"], sort=True):
-        source, process = int(edges["source_id"].iloc[0]), int(edges["pid"].iloc[0])
-        life = known.get((source, process))
-        name = f"process {process} {life['name'] if life else ''}".rstrip()
-        if process == FOLDED_PID:
+    known = {int(life["life"]): life for life in lives.to_dict("records")}  # of shared ones the folded life comes last
+    for _, edges in groups.groupby(["source_id", "life"], sort=True):
+        life = known.get(int(edges["life"].iloc[0]))
+        if life is None:
+            name = "other processes"
+        elif life["pid"] == FOLDED_PID:
             name = "short-lived processes"
-        elif life is not None and life["exit_ns"]:
-            name += " (exited)"
-        holder = builder.add_nodes("holder", [name], source=numbers[source])
+        else:
+            name = f"process {life['pid']} {life['name']}".rstrip() + (" (exited)" if life["exit_ns"] else "")
+        holder = builder.add_nodes("holder", [name], source=numbers[int(edges["source_id"].iloc[0])])
         builder.add_edges(
             "holds",
             np.repeat(holder, len(edges)),
             edges["node"].to_numpy(np.int32),
-            count=edges["live_objects"].to_numpy(np.int64),
-            since_ns=edges["first_ns"].to_numpy(np.int64),
+            count=edges["objects"].to_numpy(np.int64),
+            since_ns=edges["since_ns"].to_numpy(np.int64),
         )
 
 
-def _stale(
-    groups: pd.DataFrame, names: _Names, numbers: dict[int, int], top: int, steps: tuple[float, ...]
-) -> list[Stale]:
-    """The groups with most bytes × age among what was not used for long enough."""
-    old = groups[groups["stale_bytes"] > 0].nlargest(top, "stale_byte_seconds")
+def _stale(groups: pd.DataFrame, names: _Names, numbers: dict[int, int], top: int) -> list[Stale]:
+    """The sites with most bytes × age among what was not used for long enough, their processes together."""
+    old = groups[groups["stale_bytes"] > 0].sort_values("stale_byte_seconds", ascending=False, kind="stable")
+    sums = dict.fromkeys(("stale_bytes", "stale_objects", "stale_byte_seconds", "cohorts"), "sum")
+    firsts = dict.fromkeys(("node", "approximate", "evidence"), "first")
+    sites = old.groupby(["source_id", "site", "cls"], sort=False).agg(sums | firsts).reset_index()
     return [
         Stale(
             node=int(row["node"]),
@@ -285,7 +296,16 @@ def _stale(
             evidence=row["evidence"],
             approximate=bool(row["approximate"]),
             stack=names.stack(int(row["site"])),
-            cohorts=row["cohorts"],
+            cohorts=_merged(row["cohorts"]),
         )
-        for row in old.to_dict("records")
+        for row in sites.nlargest(top, "stale_byte_seconds").to_dict("records")
     ]
+
+
+def _merged(cohorts: tuple[tuple[float, int, int], ...]) -> tuple[tuple[float, int, int], ...]:
+    """Cohorts of several processes, those of an age together."""
+    ages: dict[float, tuple[int, int]] = {}
+    for age_s, objects, size in cohorts:
+        more = ages.get(age_s, (0, 0))
+        ages[age_s] = more[0] + objects, more[1] + size
+    return tuple((age_s, *ages[age_s]) for age_s in sorted(ages))

@@ -86,13 +86,13 @@ def plain_lines(found: Liveness, width: int, top: int = 20) -> Iterable[str]:
 def _source(console: Console, source: SourceLiveness) -> None:
     objects, total = sum(c.objects for c in source.classes), sum(c.bytes for c in source.classes)
     head = Text(printable(source.source), "bold")
-    head.append(f"  {source.kind}: {counted(objects, 'object')}, {size(total)}")
+    head.append(f"  {source.kind}: {counted(objects, 'object')}, {_size(total)}")
     console.print(head)
     table = _table("class", ">objects", ">share", ">bytes")
     for row in source.classes:
         if row.objects:
             style = "bold red" if row.name in _BAD else ""
-            table.add_row(Text(row.name, style), f"{row.objects:,}", f"{row.share:.1%}", size(row.bytes))
+            table.add_row(Text(row.name, style), f"{row.objects:,}", f"{row.share:.1%}", _size(row.bytes, total))
     console.print(table)
     _indented(console, f"stale: longer than {_time(source.stale_after_s)} ({source.stale_because})", "dim")
     _windows(console, source)
@@ -154,11 +154,11 @@ def _keepers(console: Console, keepers: list[Keeper]) -> None:
             name.append(f"\n  {printable(frame)}", "dim")
         table.add_row(
             name,
-            size(keeper.retained_bytes),
-            size(keeper.bytes),
+            _size(keeper.retained_bytes, keeper.retained_bytes + keeper.bytes),
+            _size(keeper.bytes, keeper.retained_bytes + keeper.bytes),
             f"{keeper.objects:,}",
             Text(f"{keeper.stale_objects:,}" if keeper.stale_objects else "", "bold red"),
-            size(keeper.stale_bytes) if keeper.stale_objects else "",
+            _size(keeper.stale_bytes, keeper.retained_bytes + keeper.bytes) if keeper.stale_objects else "",
             "" if keeper.oldest_s is None else _time(keeper.oldest_s),
         )
     console.print(table)
@@ -178,7 +178,7 @@ def _stale(console: Console, rows: list[Stale]) -> None:
             name.append(f"\n  {ages}", "dim")
         evidence = row.evidence + (" (approximate)" if row.approximate and row.kind == "site" else "")
         table.add_row(
-            name, row.cls, size(row.bytes), f"{row.objects:,}", _time(row.age_s), printable(row.holder), evidence
+            name, row.cls, _size(row.bytes), f"{row.objects:,}", _time(row.age_s), printable(row.holder), evidence
         )
     console.print(table)
     console.print()
@@ -203,6 +203,11 @@ def _step(step: Step) -> str:
     facts += [f"×{step.count:,}"] if step.count > 1 else []
     facts += [f"for {_time(step.held_s)}"] if step.held_s is not None else []
     return (f"[{' '.join(facts)}] " if facts else "") + f"{step.kind} {step.name}"
+
+
+def _size(value: int, known: int | None = None) -> str:
+    """Bytes; ``?`` where no sizes are known, which is when ``known`` (default: the value) is 0."""
+    return size(value) if (value if known is None else known) else "?"
 
 
 def _time(seconds: float) -> str:
