@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from leakscope.cachekit import Block, BlockReplica, BlockTable, Message, Outcome
+from leakscope.cachekit import Block, BlockReplica, BlockTable, EventLog, Message, Outcome
 from leakscope.cachekit.blocks import ABSENT, LAST_VERSION, Kind
 
 BLOCKS = st.lists(st.integers(0, 4), min_size=1, max_size=3)
@@ -171,6 +173,33 @@ def test_loss_reorder_doubling_and_restart_by_name() -> None:
     assert replica.apply(sent[2]) is Outcome.OUTDATED
     assert replica.version(7) == 1
     assert replica.outcomes[Outcome.OUTDATED] == 1 and sum(replica.outcomes.values()) == 8
+
+
+def test_the_protocol_is_written_down(tmp_path: Path) -> None:
+    with EventLog(tmp_path / "blocks.jsonl", clock_ns=lambda: 100) as log:
+        sent: list[Message] = []
+        table = BlockTable(sent.append, incarnation=1, log=log)
+        replica = BlockReplica(log=log, node="r1")
+        for message in (table.changed(7, 8), table.removed(8)):
+            replica.apply(message)
+        replica.apply(table.heartbeat())
+        assert (replica.version(7), replica.version(8)) == (1, ABSENT)
+        table.changed(7)
+        replica.apply(table.heartbeat())
+        assert replica.version(7) is None
+        replica.apply(table.snapshot())
+
+    rows = [json.loads(line) for line in log.path.read_text().splitlines()]
+    names = ("op", "node", "incarnation", "seq", "block", "version")
+    assert [row["ts_ns"] for row in rows][:4] == [100, 100, 101, 102]  # rows of one message have one time
+    assert [tuple(row.get(name) for name in names) for row in rows] == [
+        ("send", "owner", 1, 0, "7", 1), ("send", "owner", 1, 0, "8", 1), ("send", "owner", 1, 1, "8", 0),
+        ("receive", "r1", 1, 0, "7", 1), ("receive", "r1", 1, 0, "8", 1),
+        ("apply", "r1", 1, 0, "7", 1), ("apply", "r1", 1, 0, "8", 1),
+        ("receive", "r1", 1, 1, "8", 0), ("apply", "r1", 1, 1, "8", 0),
+        ("read", "r1", 1, 2, "7", 1), ("read", "r1", 1, 2, "8", 0),
+        ("send", "owner", 1, 2, "7", 2), ("read", "r1", 1, 2, "7", None), ("snapshot", "r1", 1, 3, "7", 2),
+    ]  # fmt: skip
 
 
 def test_what_is_not_kept_any_more_comes_as_a_snapshot() -> None:

@@ -87,6 +87,47 @@ def simulate(
 
 
 @cache.command()
+def keys(
+    requests: Annotated[
+        Path | None, typer.Argument(metavar="[REQUESTS]", help="JSON lines, a request each.", show_default=False)
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, max=10**15, help="Keys for the chances [default: those of the file, else 10⁸].")
+    ] = None,
+    buckets: Annotated[int | None, typer.Option(min=1, max=2**62, help="Also the chances for such a table.")] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure hash functions: sharing and speed.")] = False,
+    as_json: JSON = False,
+) -> None:
+    """Say which part of requests makes too many cache keys, and how likely keys collide.
+
+    A request is a JSON object of all that its answer depends on. Its key is the SHA-256 of its canonical JSON after
+    normalising (Unicode NFC, line ends, white space at ends). Only counts are printed, never a key or a prompt.
+    """
+    from leakscope.cache.hashes import made_keys
+    from leakscope.cache.hashes import measure as measured
+    from leakscope.cache.keys import collisions, explosion, read_requests
+
+    found = None if requests is None else explosion(*read_requests(requests))
+    number = count or (100_000_000 if found is None else found.keys)
+    chances = collisions(number, buckets=buckets)
+    hashes = measured(made_keys()) if measure else []
+    if as_json:
+        body = {
+            "requests": found.to_json() if found else None,
+            "collisions": [vars(row) for row in chances],
+            "hashes": [vars(row) for row in hashes],
+        }
+        json.dump(body, sys.stdout, indent=1, allow_nan=False)
+        print()
+        return
+    from rich.console import Console
+
+    from leakscope.report.keys import print_keys
+
+    print_keys(Console(highlight=False), str(requests or ""), found, chances, hashes)
+
+
+@cache.command()
 def ttl(
     evidence: Annotated[
         list[str],
