@@ -8,6 +8,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from typer.testing import CliRunner
 
 from leakscope.cache.consistency import check_consistency
 from leakscope.cache.inconsistency import Checked
+from leakscope.cachekit.blocks import BlockReplica, BlockTable, Message
+from leakscope.cachekit.events import EventLog
 from leakscope.cli.cache import cache as app
 from leakscope.errors import BadInputError
 
@@ -214,6 +217,40 @@ def test_breaches_of_the_block_protocol(tmp_path: Path, fault: str, kind: str) -
     assert clean.facts == wanted
     (checked,) = check_consistency([lines(tmp_path / "faulty.jsonl", protocol(fault))])
     assert kinds(checked) == {kind: 1}
+
+
+def test_the_kit_keeps_its_protocol_over_a_bad_network(tmp_path: Path) -> None:
+    # given a table and a replica of our kit over a network that loses, repeats and reorders, and restarts of the owner
+    random = Random(5)
+    log = EventLog(tmp_path / "blocks.jsonl")
+    replica = BlockReplica(log=log)
+    losses = 0
+    for incarnation in range(1, 4):
+        sent: list[Message] = []
+        table = BlockTable(sent.append, incarnation=incarnation, log=log)
+        for _ in range(60):
+            table.changed(*random.sample(range(9), 2))
+            if random.random() < 0.2:
+                table.removed(random.randrange(9))
+            batch = [message for message in sent for _ in range(random.choice((0, 1, 1, 1, 2)))]
+            losses += len(set(map(id, sent))) - len(set(map(id, batch)))
+            sent.clear()
+            for message in random.sample(batch, len(batch)):
+                replica.apply(message)
+            replica.version(random.randrange(9))
+            if random.random() < 0.2:
+                replica.apply(table.snapshot())
+    log.close()
+    (checked,) = check_consistency([log.path])
+    assert checked.found == ()
+    assert checked.facts["incarnations"] == 3 and checked.facts["repeated"] > 10 and checked.facts["reordered"] > 3
+    assert checked.facts["lost"] == losses > 10
+    # when its log says of one answer that it was another
+    rows = [json.loads(line) for line in log.path.read_text().splitlines()]
+    answer = next(row for row in rows[200:] if row["op"] == "read" and row["version"])
+    answer["version"] += 1
+    (checked,) = check_consistency([lines(tmp_path / "changed.jsonl", rows)])
+    assert kinds(checked) == {"stale answer": 1}
 
 
 def test_the_command_and_its_exit_codes(ranks: tuple[Path, Path], tmp_path: Path) -> None:

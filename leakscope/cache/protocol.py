@@ -80,9 +80,14 @@ def _applied(applied: pd.DataFrame) -> list[Inconsistency]:
 
 def _reads(rows: pd.DataFrame) -> list[Inconsistency]:
     """Answers that are not what the replica last applied of the block."""
-    marked = rows[rows["op"].isin(["apply", "read"])].dropna(subset=["block"]).copy()
-    marked["applied"] = marked["version"].where(marked["op"] == "apply")
-    marked["latest"] = marked.groupby(["node", "block"])["applied"].ffill()
+    marked = rows[rows["op"].isin(["apply", "snapshot", "read"])].copy()
+    # a snapshot and a new incarnation replace all that was applied before: what they do not name is not known
+    begins = (marked["op"] == "snapshot") & ~marked.duplicated(["node", "op", "ts_ns", "incarnation", "seq"])
+    marked["state"] = begins.groupby(marked["node"]).cumsum()
+    marked = marked.dropna(subset=["block"])
+    marked["applied"] = marked["version"].where(marked["op"] != "read")
+    marked["life"] = marked.groupby("node")["incarnation"].ffill()
+    marked["latest"] = marked.groupby(["node", "life", "state", "block"])["applied"].ffill()
     reads = marked[(marked["op"] == "read") & marked["version"].notna() & marked["latest"].notna()]
     stale = reads[(reads["version"] != reads["latest"]).fillna(False)]
     return _first("stale answer", stale, "a replica answered with a version that is not the one it had applied")
