@@ -24,6 +24,8 @@ MIN_SPREAD = 0.3
 """A regression is allocated over at least this share of the run: start-up that grew once is none."""
 CHURN_RATIO = 1.2
 """Allocations for the same work that rise by this much while nothing more is kept."""
+MIN_CHURN_SHARE = 0.05
+"""…and make this share of all objects that head frees."""
 BRANCH_SHARE = 0.75
 """Of a scattered regression a branch of the call tree is followed while it carries this share."""
 FASTER = 1.2
@@ -146,10 +148,13 @@ def _sigmas(kept: float, expected: float, ratio: float) -> float:
 def _regressions(changes: Sequence[Change], head: Profile, runs: Sequence[Run], work: Work) -> list[Verdict]:
     grown = [change for change in changes if change.what in ("new", "grown") and _can_leak(change.side)]
     rising = [change for change in grown if _rises([change]) and _spread([change], head, runs)]
-    verdicts = [_regression([change], change.side.culprit, head, runs, work) for change in rising]
+    by_culprit: dict[tuple[str, str], list[Change]] = {}
+    for change in rising:
+        by_culprit.setdefault((change.side.layer, change.side.culprit), []).append(change)
+    verdicts = [_regression(found, found[0].side.culprit, head, runs, work) for found in by_culprit.values()]
     if not verdicts:
         verdicts = _scattered(changes, head, runs, work)
-    return sorted(_by_culprit(verdicts), key=lambda v: -(v.growth.bytes_per_s if v.growth else 0.0))
+    return sorted(verdicts, key=lambda v: -(v.growth.bytes_per_s if v.growth else 0.0))
 
 
 def _can_leak(side: Side) -> bool:
@@ -183,7 +188,10 @@ def _window(side: Side, head: Profile, runs: Sequence[Run]) -> tuple[int, int, i
     return start_ns, max(end_ns, start_ns + 1), run.zero_ns
 
 
-def _regression(changes: Sequence[Change], culprit: str, head: Profile, runs: Sequence[Run], work: Work) -> Verdict:
+def _regression(
+    changes: Sequence[Change], culprit: str, head: Profile, runs: Sequence[Run], work: Work, scattered: bool = False
+) -> Verdict:
+    """Sites of one culprit together; the first keeps most."""
     side = changes[0].side
     more = sum(c.kept_objects - c.expected_objects for c in changes)
     kept = sum(c.more_bytes for c in changes)
@@ -194,11 +202,12 @@ def _regression(changes: Sequence[Change], culprit: str, head: Profile, runs: Se
     per_unit = (work.unit, kept / work.head) if work.head and work.unit not in ("allocations", "seconds") else None
     now = sum(c.kept_objects for c in changes)
     expected = sum(c.expected_objects for c in changes)
-    said = (
-        ("the stack is new in head" if len(changes) == 1 else f"{len(changes):,} stacks below it keep a little each")
-        if not expected
-        else f"head keeps {now:,}, the baseline's work gives {expected:,.0f}"
-    )
+    stacks = "the stack is" if len(changes) == 1 else f"{len(changes):,} stacks are"
+    said = f"head keeps {now:,} objects, the baseline's work gives {expected:,.0f}"
+    if all(change.what == "new" for change in changes):
+        said = f"{stacks} new in head"
+    elif scattered:
+        said = f"{len(changes):,} stacks below it keep a little each; {said}"
     return Verdict(
         verdict="leak",
         kind="regression",
@@ -241,7 +250,7 @@ def _scattered(changes: Sequence[Change], head: Profile, runs: Sequence[Run], wo
             depth += 1
         rising = [c for c in inside if c.more_bytes > 0]
         if depth and _certain(inside, work) and _rises(inside) and _spread(rising, head, runs):
-            found.append(_regression(inside, inside[0].side.frames[depth - 1], head, runs, work))
+            found.append(_regression(inside, inside[0].side.frames[depth - 1], head, runs, work, scattered=True))
     return found
 
 
@@ -249,32 +258,6 @@ def _certain(changes: Sequence[Change], work: Work) -> bool:
     kept = sum(c.kept_objects for c in changes)
     expected = sum(c.expected_objects for c in changes)
     return kept - expected >= max(MIN_MORE_OBJECTS, MIN_SIGMA * _deviation(expected, work.ratio))
-
-
-def _by_culprit(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Sites of one culprit together: their rates add up, their intervals in squares."""
-    merged: dict[tuple[str, str], Verdict] = {}
-    for verdict in verdicts:
-        assert verdict.culprit is not None and verdict.growth is not None and verdict.leak_start_s is not None
-        key = (verdict.layer, verdict.culprit.frame)
-        other = merged.get(key)
-        if other is None or other.growth is None or other.leak_start_s is None:
-            merged[key] = verdict
-            continue
-        growth = sum_of(other.growth, verdict.growth)
-        assert growth is not None
-        per_unit = other.growth.per_unit
-        if per_unit and verdict.growth.per_unit:
-            per_unit = (per_unit[0], per_unit[1] + verdict.growth.per_unit[1])
-        merged[key] = replace(
-            other,
-            growth=replace(growth, ci_low=max(0.0, growth.ci_low), per_unit=per_unit),
-            leak_start_s=min(other.leak_start_s, verdict.leak_start_s),
-            kept_bytes=other.kept_bytes + verdict.kept_bytes,
-            kept_objects=other.kept_objects + verdict.kept_objects,
-            sites=other.sites + verdict.sites,
-        )
-    return list(merged.values())
 
 
 def _other_leaks(
@@ -342,9 +325,7 @@ def _no_regression(
         if lead.verdict == "not_leak":
             return lead
         return Verdict("not_leak", "cache_warmup", lead.layer, 0.8, reasons=(*reasons, "nothing grows faster"))
-    churn = [side for key, side in head.sides.items() if _churns(side, base.sides.get(key), work.ratio)]
-    if churn:
-        worst = max(churn, key=lambda side: (side.allocated_bytes, side.key))
+    if (worst := _churning(base, head, work)) is not None:
         churned = f"{worst.culprit or 'unknown code'} allocates more for the same work and frees it"
         culprit = Culprit(worst.culprit, worst.stack)
         return Verdict("not_leak", "more_churn", worst.layer, 0.85, culprit, reasons=(churned, said, *reasons))
@@ -356,7 +337,16 @@ def _cannot(kind: str, reason: str, missing: str) -> Verdict:
     return Verdict("inconclusive", kind, confidence=0.5, reasons=(reason,), missing=(missing,))
 
 
-def _churns(side: Side, before: Side | None, work: float) -> bool:
-    freed = side.allocated_objects - side.kept_objects
-    expected = work * (before.allocated_objects - before.kept_objects) if before else 0.0
-    return freed >= max(MIN_MORE_OBJECTS, CHURN_RATIO * expected)
+def _churning(base: Profile, head: Profile, work: Work) -> Side | None:
+    """The site that frees most bytes of those that free more objects than the baseline's work gives, beyond chance and
+    by a share of all that is freed that is worth a word."""
+    freed = {key: side.allocated_objects - side.kept_objects for key, side in head.sides.items()}
+    least = max(MIN_MORE_OBJECTS, MIN_CHURN_SHARE * sum(freed.values()))
+    found = []
+    for key, side in head.sides.items():
+        was = base.sides.get(key)
+        expected = work.ratio * (was.allocated_objects - was.kept_objects) if was else 0.0
+        more = freed[key] - expected
+        if more >= max(least, (CHURN_RATIO - 1) * expected, MIN_SIGMA * _deviation(expected, work.ratio)):
+            found.append(side)
+    return max(found, key=lambda side: (side.allocated_bytes - side.kept_bytes, side.key), default=None)

@@ -83,6 +83,8 @@ def _changes(gate: Gate, width: int) -> Iterator[Line]:
     if gate.difference is None:
         return
     changes = gate.difference.changes
+    if not changes and not gate.difference.unchanged:
+        return
     yield "", ""
     yield f"sites against the baseline: {_counted(changes)}{gate.difference.unchanged:,} unchanged", ""
     for change in changes[:MAX_CHANGES]:
