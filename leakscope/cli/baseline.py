@@ -45,7 +45,7 @@ def baseline(
     from leakscope.cli.outputs import read_text, write_whole
     from leakscope.detect.attribution import Options
     from leakscope.detect.profile import profile_of
-    from leakscope.gate.baseline import MAX_BYTES, baseline_text, looks_like_baseline
+    from leakscope.gate.baseline import MAX_BYTES, baseline_text, is_told, looks_like_baseline
 
     assert action is Action.UPDATE
     if layer is not None and layer not in LAYERS:
@@ -56,4 +56,5 @@ def baseline(
     if not profile.sides and not profile.run.counters:
         raise BadInputError(f"{' '.join(map(str, evidence))}: no allocations and no counters: nothing to compare with")
     write_whole(output, baseline_text(profile))
-    print(printable(f"{output}  ({counted(len(profile.sides), 'site')}, {counted(len(profile.leaks), 'known leak')})"))
+    sites = sum(is_told(side) for side in profile.sides.values())
+    print(printable(f"{output}  ({counted(sites, 'site')}, {counted(len(profile.leaks), 'known leak')})"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 
@@ -18,8 +19,9 @@ from leakscope.model.results import Culprit, Growth, Report, Verdict
 from leakscope.model.runs import Run
 
 MIN_MORE_OBJECTS = 10
-MIN_SIGMA = 4.0
-"""Kept objects come as a Poisson process: head must exceed the baseline by so many standard deviations."""
+FALSE_ALARMS = 1e-4
+"""Chance that two clean runs differ in one of all their sites. Kept objects come as a Poisson process; by how many
+standard deviations head must exceed the baseline follows from the number of sites (Bonferroni)."""
 MIN_SPREAD = 0.3
 """A regression is allocated over at least this share of the run: start-up that grew once is none."""
 CHURN_RATIO = 1.2
@@ -107,12 +109,14 @@ def compare(
 def _changes(base: Profile, head: Profile, work: Work) -> list[Change]:
     """Every site of either run, those that gained most bytes first."""
     found = []
-    for key in sorted(base.sides.keys() | head.sides.keys()):
+    keys = sorted(base.sides.keys() | head.sides.keys())
+    least = _least_sigmas(len(keys))
+    for key in keys:
         was, now = base.sides.get(key), head.sides.get(key)
         expected = work.ratio * was.kept_objects if was else 0.0
         kept = now.kept_objects if now else 0
         sigmas = _sigmas(kept, expected, work.ratio)
-        enough = abs(kept - expected) >= max(MIN_MORE_OBJECTS, MIN_SIGMA * _deviation(expected, work.ratio))
+        enough = abs(kept - expected) >= MIN_MORE_OBJECTS and abs(sigmas) >= least
         if now is None or (was is not None and was.kept_objects and not kept):
             what = "vanished" if enough else "same"
         elif was is None:
@@ -136,13 +140,19 @@ def _changes(base: Profile, head: Profile, work: Work) -> list[Change]:
     return sorted(found, key=lambda c: (-c.more_bytes, c.key))
 
 
-def _deviation(expected: float, ratio: float) -> float:
-    """The expectation is itself a count: its variance is scaled by the work twice."""
-    return float(np.sqrt(max(expected + ratio * expected, 1.0)))
+def _least_sigmas(sites: int) -> float:
+    return NormalDist().inv_cdf(1 - FALSE_ALARMS / max(sites, 1))
 
 
 def _sigmas(kept: float, expected: float, ratio: float) -> float:
-    return (kept - expected) / _deviation(expected, ratio)
+    """By how many standard deviations a Poisson count exceeds what another one, times ``ratio``, gives.
+
+    Counts go by their square roots, whose variance is a quarter whatever their mean (Anscombe 1948); the plain
+    difference calls too many of the small counts.
+    """
+    before = max(0.0, expected) / ratio
+    root = np.sqrt(max(0.0, kept) + 0.375) - np.sqrt(ratio * (before + 0.375))
+    return float(2 * root / np.sqrt(1 + ratio))
 
 
 def _regressions(changes: Sequence[Change], head: Profile, runs: Sequence[Run], work: Work) -> list[Verdict]:
@@ -233,7 +243,7 @@ def _scattered(changes: Sequence[Change], head: Profile, runs: Sequence[Run], wo
     found = []
     for layer in sorted({change.side.layer for change in changes}):
         inside = [c for c in changes if c.side.layer == layer and _can_leak(c.side)]
-        if not _certain(inside, work):
+        if not _certain(inside, len(changes), work):
             continue
         total = sum(max(0.0, c.more_bytes) for c in inside)
         depth = 0
@@ -249,15 +259,16 @@ def _scattered(changes: Sequence[Change], head: Profile, runs: Sequence[Run], wo
             inside = [c for c in inside if depth < len(c.side.frames) and c.side.frames[depth] == best]
             depth += 1
         rising = [c for c in inside if c.more_bytes > 0]
-        if depth and _certain(inside, work) and _rises(inside) and _spread(rising, head, runs):
+        if depth and _certain(inside, len(changes), work) and _rises(inside) and _spread(rising, head, runs):
             found.append(_regression(inside, inside[0].side.frames[depth - 1], head, runs, work, scattered=True))
     return found
 
 
-def _certain(changes: Sequence[Change], work: Work) -> bool:
+def _certain(changes: Sequence[Change], sites: int, work: Work) -> bool:
+    """Whether these sites together exceed the baseline beyond chance; ``sites``: of how many they were chosen."""
     kept = sum(c.kept_objects for c in changes)
     expected = sum(c.expected_objects for c in changes)
-    return kept - expected >= max(MIN_MORE_OBJECTS, MIN_SIGMA * _deviation(expected, work.ratio))
+    return kept - expected >= MIN_MORE_OBJECTS and _sigmas(kept, expected, work.ratio) >= _least_sigmas(sites)
 
 
 def _other_leaks(
@@ -346,7 +357,7 @@ def _churning(base: Profile, head: Profile, work: Work) -> Side | None:
     for key, side in head.sides.items():
         was = base.sides.get(key)
         expected = work.ratio * (was.allocated_objects - was.kept_objects) if was else 0.0
-        more = freed[key] - expected
-        if more >= max(least, (CHURN_RATIO - 1) * expected, MIN_SIGMA * _deviation(expected, work.ratio)):
+        enough = freed[key] - expected >= max(least, (CHURN_RATIO - 1) * expected)
+        if enough and _sigmas(freed[key], expected, work.ratio) >= _least_sigmas(len(freed)):
             found.append(side)
     return max(found, key=lambda side: (side.allocated_bytes - side.kept_bytes, side.key), default=None)

@@ -32,7 +32,7 @@ def baseline_text(profile: Profile) -> str:
     totals = [_line({"name": name, "count": _number(value)}) for name, value in sorted(run.totals.items())]
     marks = [_line({"name": name, "count": count}) for name, count in sorted(run.marks.items())]
     leaks = [_line(_leak(known)) for known in sorted(profile.leaks, key=lambda k: (k.layer, k.what))]
-    sites = [_line(_site(side)) for _, side in sorted(profile.sides.items()) if _is_told(side)]
+    sites = [_line(_site(side)) for _, side in sorted(profile.sides.items()) if is_told(side)]
     tables = (("totals", totals), ("marks", marks), ("leaks", leaks), ("sites", sites))
     parts = [
         f' "schema": {json.dumps(SCHEMA)}',
@@ -42,7 +42,7 @@ def baseline_text(profile: Profile) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def _is_told(side: Side) -> bool:
+def is_told(side: Side) -> bool:
     """Not what kept nothing and did little: to a comparison it is as if it were not there."""
     return bool(side.kept_objects) or side.allocated_objects >= MIN_ALLOCATED
 
