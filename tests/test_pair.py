@@ -72,6 +72,15 @@ def test_a_new_stack_that_keeps_is_a_regression_with_its_exact_bytes() -> None:
     assert [(c.what, c.kept_objects) for c in found.changes if c.what != "same"] == [("new", 55)]
 
 
+def test_a_busy_site_that_begins_to_keep_midway_starts_where_its_own_verdict_says() -> None:
+    busy = site("main;serve", 100, 5000)
+    own = Verdict("leak", "retained_growth", "host", leak_start_s=6.0, sites=(busy.id,))
+    head = profile(CHURN, busy)
+    verdict = compare(profile(CHURN, site("main;serve", 0, 5000)), head, [own], [head.run]).verdict
+    assert verdict.leak_start_s == 6.0
+    assert verdict.growth is not None and verdict.growth.bytes_per_s == pytest.approx(100 * 100 / 4)
+
+
 def test_what_both_leak_for_their_work_is_none() -> None:
     base = profile(CHURN, site("main;label", 100, 100))
     for factor in (1, 3):  # head may have run for longer

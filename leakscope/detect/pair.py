@@ -27,7 +27,9 @@ MIN_SPREAD = 0.3
 CHURN_RATIO = 1.2
 """Allocations for the same work that rise by this much while nothing more is kept."""
 MIN_CHURN_SHARE = 0.05
-"""…and make this share of all objects that head frees."""
+"""…and make this share of all objects or bytes that head frees."""
+ALL_KEPT = 1.1
+"""Allocated by kept objects: up to here a site frees next to nothing."""
 BRANCH_SHARE = 0.75
 """Of a scattered regression a branch of the call tree is followed while it carries this share."""
 FASTER = 1.2
@@ -91,7 +93,7 @@ def compare(
     comparable = bool(base.sides and head.sides and work.known)
     if comparable:
         changes = _changes(base, head, work)
-        regressions = _regressions(changes, head, runs, work)
+        regressions = _regressions(changes, head, own, runs, work)
     known, faster, new = _other_leaks(base, own, work)
     regressions = sorted([*regressions, *faster], key=lambda v: -(v.growth.bytes_per_s if v.growth else 0.0))
     # A leak of head alone that has no site in the comparison fails by itself.
@@ -155,15 +157,17 @@ def _sigmas(kept: float, expected: float, ratio: float) -> float:
     return float(2 * root / np.sqrt(1 + ratio))
 
 
-def _regressions(changes: Sequence[Change], head: Profile, runs: Sequence[Run], work: Work) -> list[Verdict]:
+def _regressions(
+    changes: Sequence[Change], head: Profile, own: Sequence[Verdict], runs: Sequence[Run], work: Work
+) -> list[Verdict]:
     grown = [change for change in changes if change.what in ("new", "grown") and _can_leak(change.side)]
     rising = [change for change in grown if _rises([change]) and _spread([change], head, runs)]
     by_culprit: dict[tuple[str, str], list[Change]] = {}
     for change in rising:
         by_culprit.setdefault((change.side.layer, change.side.culprit), []).append(change)
-    verdicts = [_regression(found, found[0].side.culprit, head, runs, work) for found in by_culprit.values()]
+    verdicts = [_regression(found, found[0].side.culprit, head, own, runs, work) for found in by_culprit.values()]
     if not verdicts:
-        verdicts = _scattered(changes, head, runs, work)
+        verdicts = _scattered(changes, head, own, runs, work)
     return sorted(verdicts, key=lambda v: -(v.growth.bytes_per_s if v.growth else 0.0))
 
 
@@ -199,14 +203,20 @@ def _window(side: Side, head: Profile, runs: Sequence[Run]) -> tuple[int, int, i
 
 
 def _regression(
-    changes: Sequence[Change], culprit: str, head: Profile, runs: Sequence[Run], work: Work, scattered: bool = False
+    changes: Sequence[Change],
+    culprit: str,
+    head: Profile,
+    own: Sequence[Verdict],
+    runs: Sequence[Run],
+    work: Work,
+    scattered: bool = False,
 ) -> Verdict:
     """Sites of one culprit together; the first keeps most."""
     side = changes[0].side
     more = sum(c.kept_objects - c.expected_objects for c in changes)
     kept = sum(c.more_bytes for c in changes)
-    first_ns = min(c.side.first_ns for c in changes)
     _, end_ns, zero_ns = _window(side, head, runs)
+    first_ns = min(_start_ns(changes, own, zero_ns), end_ns - 1)
     rate = kept / max((end_ns - first_ns) / 1e9, 1e-9)
     spread = Z95 * rate / float(np.sqrt(max(more, 1.0)))
     per_unit = (work.unit, kept / work.head) if work.head and work.unit not in ("allocations", "seconds") else None
@@ -237,7 +247,21 @@ def _regression(
     )
 
 
-def _scattered(changes: Sequence[Change], head: Profile, runs: Sequence[Run], work: Work) -> list[Verdict]:
+def _start_ns(changes: Sequence[Change], own: Sequence[Verdict], zero_ns: int) -> int:
+    """When the sites began to keep more: with their first allocation, or, where most of what they allocate is freed,
+    when head's own verdict says."""
+    first_ns = min(change.side.first_ns for change in changes)
+    kept = sum(change.kept_objects for change in changes)
+    if sum(change.side.allocated_objects for change in changes) <= ALL_KEPT * kept:
+        return first_ns
+    ids = {site for change in changes for site in change.side.ids}
+    starts = [v.leak_start_s for v in own if v.verdict == "leak" and ids & set(v.sites) and v.leak_start_s is not None]
+    return max(first_ns, zero_ns + round(min(starts) * 1e9)) if starts else first_ns
+
+
+def _scattered(
+    changes: Sequence[Change], head: Profile, own: Sequence[Verdict], runs: Sequence[Run], work: Work
+) -> list[Verdict]:
     """A regression that no single stack shows: the tree of what is kept more is walked from its root while one branch
     carries nearly all of it; where it forks, the frame above is the culprit."""
     found = []
@@ -260,7 +284,7 @@ def _scattered(changes: Sequence[Change], head: Profile, runs: Sequence[Run], wo
             depth += 1
         rising = [c for c in inside if c.more_bytes > 0]
         if depth and _certain(inside, len(changes), work) and _rises(inside) and _spread(rising, head, runs):
-            found.append(_regression(inside, inside[0].side.frames[depth - 1], head, runs, work, scattered=True))
+            found.append(_regression(inside, inside[0].side.frames[depth - 1], head, own, runs, work, scattered=True))
     return found
 
 
@@ -350,14 +374,17 @@ def _cannot(kind: str, reason: str, missing: str) -> Verdict:
 
 def _churning(base: Profile, head: Profile, work: Work) -> Side | None:
     """The site that frees most bytes of those that free more objects than the baseline's work gives, beyond chance and
-    by a share of all that is freed that is worth a word."""
+    by a share of all that is freed, in objects or bytes, that is worth a word."""
     freed = {key: side.allocated_objects - side.kept_objects for key, side in head.sides.items()}
-    least = max(MIN_MORE_OBJECTS, MIN_CHURN_SHARE * sum(freed.values()))
+    size = {key: side.allocated_bytes - side.kept_bytes for key, side in head.sides.items()}
+    objects, bytes_ = sum(freed.values()), sum(size.values())
     found = []
     for key, side in head.sides.items():
         was = base.sides.get(key)
         expected = work.ratio * (was.allocated_objects - was.kept_objects) if was else 0.0
-        enough = freed[key] - expected >= max(least, (CHURN_RATIO - 1) * expected)
+        more = freed[key] - expected
+        share = max(more / max(objects, 1), more / max(freed[key], 1) * size[key] / max(bytes_, 1))
+        enough = share >= MIN_CHURN_SHARE and more >= max(MIN_MORE_OBJECTS, (CHURN_RATIO - 1) * expected)
         if enough and _sigmas(freed[key], expected, work.ratio) >= _least_sigmas(len(freed)):
             found.append(side)
-    return max(found, key=lambda side: (side.allocated_bytes - side.kept_bytes, side.key), default=None)
+    return max(found, key=lambda side: (size[side.key], side.key), default=None)
