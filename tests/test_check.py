@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from leakscope.detect.attribution import Options
 from leakscope.errors import BadInputError
 from leakscope.gate.budgets import parse_budgets
 from leakscope.gate.decide import Rules, decide
+from leakscope.gate.suppressions import Suppression
 from leakscope.model.gate import Gate
-from leakscope.model.results import Report
+from leakscope.model.results import Report, Verdict
 from tests.event_files import EventFile
 from tests.recording import ROOT
 from tests.synthetic import SyntheticCapture
@@ -325,6 +327,14 @@ def test_what_is_suppressed_is_told_and_does_not_fail(
     )  # fmt: skip
     assert (unused["used"], unused["where"]) == (False, f"{file}:4")
     assert [c["outcome"] for c in report["gate"]["checks"]] == ["suppressed", "pass"]
+
+
+def test_short_counters_do_not_decide_when_all_that_events_show_is_suppressed(report: Report) -> None:
+    short = Verdict("inconclusive", "window_too_short", reasons=("10 s of counters",))
+    rules = Rules(suppressions=[Suppression("keep_entry", "by design", "s.txt", 1)])
+    assert decide(replace(report, findings=[short]), rules)[1].result == "pass"
+    unclear = replace(short, kind="missing_data")
+    assert decide(replace(report, findings=[unclear]), rules)[1].result == "inconclusive"
 
 
 def test_suppressed_sites_count_in_no_comparison_and_no_budget(
