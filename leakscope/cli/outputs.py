@@ -9,14 +9,20 @@ from leakscope.errors import BadInputError
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` beside ``path`` and rename it into place. Raises BadInputError where there is no such folder,
-    OSError where the disk is full; what was at ``path`` is then as before."""
+    """Write ``text`` beside ``path`` and rename it into place; into a device or pipe as it is.
+
+    Raises BadInputError where there is no such folder, OSError where the disk is full; what was at ``path`` is then as
+    before.
+    """
     from leakscope.capture.place import aside_of
 
     if not path.parent.is_dir():
         raise BadInputError(f"{path}: there is no folder {path.parent}")
     if path.is_dir():
         raise BadInputError(f"{path}: is a folder; name a file")
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        return
     aside = aside_of(path)
     try:
         aside.write_text(text, encoding="utf-8", errors="backslashreplace")
