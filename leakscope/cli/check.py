@@ -83,9 +83,12 @@ def check(
     for the same work; leaks that the baseline has as well are told. Budgets are checked besides. The same inputs give
     the same output, byte for byte.
     """
+    from leakscope.cli.outputs import require_place
     from leakscope.detect.attribution import Options
     from leakscope.gate.decide import decide
 
+    for file in filter(None, (junit, sarif, summary)):
+        require_place(file)
     if layer is not None and layer not in LAYERS:
         raise BadInputError(f"--layer {layer}: no such layer; the layers are {', '.join(LAYERS)}")
     rules = _rules(budget, suppressions or [], allow_inconclusive, per)
