@@ -32,12 +32,17 @@ build: setup programs
 demo: samples nvtx
 	@$(BIN)/python samples/demo.py
 
+# Two processes: one for all that records, the other for the rest.
+TESTS := $(BIN)/python -m pytest -n 2 --dist loadgroup
+
 test: samples programs
-	$(BIN)/python -m pytest
+	@tools/system-packages.sh test
+	$(TESTS)
 
 # The same with every recording made under both loaders, which takes about twice as long.
 test-both: samples programs
-	LEAKSCOPE_TEST_LOADER=both $(BIN)/python -m pytest
+	@tools/system-packages.sh test
+	LEAKSCOPE_TEST_LOADER=both $(TESTS)
 
 check: setup
 	$(BIN)/ruff check .

@@ -25,7 +25,7 @@ class Action(StrEnum):
 def baseline(
     action: Annotated[Action, typer.Argument(help="update: write the file anew.", show_default=False)],
     evidence: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(metavar="EVIDENCE…", help="What 'leakscope check' takes.", show_default=False),
     ],
     output: Annotated[
@@ -55,7 +55,7 @@ def baseline(
         raise BadInputError(f"{output}: exists and is no baseline file; it is not replaced")
     profile = profile_of(judged(evidence, Options(layer=layer, pid=pid), memory))
     if not profile.sides and not profile.run.counters:
-        raise BadInputError(f"{' '.join(map(str, evidence))}: no allocations and no counters: nothing to compare with")
+        raise BadInputError(f"{' '.join(evidence)}: no allocations and no counters: nothing to compare with")
     write_whole(output, baseline_text(profile))
     sites = sum(is_told(side) for side in profile.sides.values())
     print(printable(f"{output}  ({counted(sites, 'site')}, {counted(len(profile.leaks), 'known leak')})"))
