@@ -49,7 +49,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Grades `leakscope attribute` on a folder of leak cases (LEAKSCOPE_CASES).
+# Verdicts on generated series beside other rules (minutes), and on a folder of leak cases (LEAKSCOPE_CASES).
 eval: setup
 	@tools/eval.sh "$(BIN)"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from kv_publisher import Publisher, batch, recording, removed, stored
+from leakscope.ingest.ids import Numbering
 
 from leakscope.capture import Capture
 from leakscope.capture.addition import adding_to
@@ -18,7 +19,6 @@ from leakscope.cli.main import main
 from leakscope.detect.kv_verdicts import judge_kv
 from leakscope.ingest import import_files
 from leakscope.ingest.files import enter
-from leakscope.ingest.ids import Numbering
 from leakscope.model.results import Verdict
 from leakscope.streams import Collecting, address_of, collect
 from leakscope.streams.engine_metrics import readings_of, report_of

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kv_publisher import Publisher, batch, frames_of, later, recording, removed, stored
+from leakscope.ingest.ids import Numbering
 
 from leakscope.capture import Capture
 from leakscope.capture.addition import adding_to
@@ -30,7 +31,6 @@ from leakscope.detect.kv_verdicts import judge_kv
 from leakscope.errors import BadInputError
 from leakscope.ingest import Options, import_files
 from leakscope.ingest.files import enter
-from leakscope.ingest.ids import Numbering
 from leakscope.model.manifest import Source
 from leakscope.streams import Collecting, address_of, collect
 from leakscope.streams.clock import Deadline

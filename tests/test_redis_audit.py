@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import redis
+from leakscope.ingest.ids import Numbering
 
 from leakscope.capture import Capture
 from leakscope.capture.addition import adding_to
@@ -24,7 +25,6 @@ from leakscope.detect.evidence import attribute_evidence
 from leakscope.detect.key_store import audit_of, judge_store
 from leakscope.ingest import Imported
 from leakscope.ingest.files import enter
-from leakscope.ingest.ids import Numbering
 from leakscope.model.stores import StoreAudit
 from leakscope.streams import Collecting, address_of, collect
 from leakscope.streams.key_patterns import KeyPatterns, patterns

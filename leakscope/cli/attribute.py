@@ -60,6 +60,14 @@ def attribute(
     stack_frames: Annotated[
         int, typer.Option(min=1, max=64, metavar="N", help="Innermost frames that must agree where stacks are joined.")
     ] = 3,
+    limit: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Forecast when leaks reach this; default the limit of the control group."),
+    ] = None,
+    wrappers: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="TOML file whose [wrappers] name frames that are never the culprit."),
+    ] = None,
     duration: DurationOption = None,
     pool_blocks: PoolOption = None,
     memory: Annotated[
@@ -71,7 +79,9 @@ def attribute(
 
     Memory of a process counts as kept when its exit begins; of short-lived ones only what outlives them.
     """
+    from leakscope.cli.quantities import size_bytes
     from leakscope.correlate.joins.driver import JoinOptions
+    from leakscope.correlate.wrapper_rules import NO_RULES, read_rules
     from leakscope.detect.attribution import Options
 
     if layer is not None and layer not in LAYERS:
@@ -81,7 +91,9 @@ def attribute(
 
         writer_of(chains)  # a wrong suffix is said before the work
     how = JoinOptions(round(kernel_window_us * 1000), round(gpu_window_us * 1000), stack_frames)
-    options = Options(layer=layer, pid=pid, warm_up_s=warmup, chains=max(top, 20), joins=how)
+    limit_bytes = size_bytes(limit, "--limit") if limit else None
+    rules = read_rules(wrappers) if wrappers else NO_RULES
+    options = Options(layer, pid, warmup, max(top, 20), how, limit_bytes, rules)
     report = report_of(evidence, options, memory, duration, pool_blocks)
     if chains is not None:
         write_graph(report.chains, chains)

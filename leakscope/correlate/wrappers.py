@@ -2,7 +2,7 @@
 
 The culprit of an allocation is the innermost frame that is not plumbing. Modules are matched by the
 beginning of their file name, functions by a full-match pattern. Later evidence (where kept and freed paths
-diverge) refines this table; it does not replace it.
+diverge) refines this table; it does not replace it. A user extends it (:mod:`leakscope.correlate.wrapper_rules`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 
 from leakscope.correlate.mixed_stacks import merge
 from leakscope.correlate.stacks import Frame
+from leakscope.correlate.wrapper_rules import active_rules
 
 MODULES = (
     "libc.so", "libc-2", "libc.musl", "ld-linux", "ld-musl", "ld-2", "libpthread", "libdl", "librt", "libm.so",
@@ -86,10 +87,14 @@ DEFERRED_CACHES = re.compile(r"vmap_area")
 
 
 def is_plumbing(frame: Frame) -> bool:
-    """Whether ``frame`` allocates on behalf of others (or has no name at all)."""
-    if frame.kind == "python":
-        return bool(PYTHON_FILES.fullmatch(frame.file))
+    """Whether ``frame`` allocates on behalf of others (or has no name at all). A user's own rules go first."""
+    python = frame.kind == "python"
     name = PurePosixPath(frame.module).name
+    own = active_rules().decides(frame.function, name, frame.file, python)
+    if own is not None:
+        return own
+    if python:
+        return bool(PYTHON_FILES.fullmatch(frame.file))
     if name.startswith(MODULES):
         return True
     return not frame.function or bool(FUNCTIONS.fullmatch(frame.function))

@@ -26,6 +26,7 @@ from leakscope.correlate.sites import Holdings, folded_cache, holdings, merge_si
 from leakscope.correlate.stacks import Frame, Stacks
 from leakscope.correlate.touches import graph_launches, touches_by_site
 from leakscope.correlate.visibility import frees_visible
+from leakscope.correlate.wrapper_rules import NO_RULES, WrapperRules
 from leakscope.correlate.wrappers import (
     ALLOCATOR,
     CONTAINERS,
@@ -68,6 +69,8 @@ class Options:
     warm_up_s: float | None = None
     chains: int = 20  # sites that get a chain, besides those of findings
     joins: JoinOptions = field(default_factory=JoinOptions)
+    limit_bytes: float | None = None  # of memory, to forecast when leaks reach it; None: what the evidence says
+    wrappers: WrapperRules = NO_RULES  # of the user, beside the built-in table
 
 
 def attribute(

@@ -29,6 +29,7 @@ def combine(reports: Sequence[Report]) -> Report:
         merged.losses += [replace(row, source=f"{number}: {row.source}") for row in report.losses]
         merged.reconciliation += [replace(row, source=f"{number}: {row.source}") for row in report.reconciliation]
         merged.inputs += report.inputs
+        merged.calibration += report.calibration
         merged.joins += report.joins
         merged.clocks += report.clocks
         merged.runs += report.runs

@@ -6,12 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from leakscope.correlate.joins.links import SiteLinks
+from leakscope.correlate.wrapper_rules import using
 from leakscope.detect.attribution import Options, attribute
 from leakscope.detect.cache import judge_cache
+from leakscope.detect.calibrations import calibrations
 from leakscope.detect.counters import judge_counters, with_counters
 from leakscope.detect.event_files import with_event_files
+from leakscope.detect.forecast import with_forecasts
 from leakscope.detect.key_store import STORES, audit_of, judge_store
 from leakscope.detect.kv_verdicts import judge_kv
+from leakscope.detect.recorded_verdicts import judge_recorded, with_recorded
 from leakscope.detect.snapshots import judge_states
 from leakscope.model.manifest import Manifest
 from leakscope.model.results import VERDICTS, Report, Verdict
@@ -31,11 +35,15 @@ def attribute_evidence(
     Events lead where they found a leak. Beside them counters, cache objects and snapshots give verdicts of their own.
     Raises duckdb.Error for data that cannot be computed with.
     """
-    report = attribute(con, manifest, options, joined)
+    with using(options.wrappers):
+        report = attribute(con, manifest, options, joined)
     report = with_event_files(con, manifest, report)
     events = con.execute("SELECT (SELECT count(*) FROM mem_events) + (SELECT count(*) FROM census_sites)").fetchone()
     has_events = bool(events and events[0])
     report = with_counters(report, judge_counters(con, manifest.sources), options.layer, has_events)
+    malloc = any(source.options.get("malloc") for source in manifest.sources if source.kind == "recording")
+    report = with_recorded(report, judge_recorded(con, manifest.sources), options.layer, has_events, malloc)
+    report.calibration = calibrations(con, manifest.sources)
     others = [v for s in manifest.sources if s.kind not in OWN_RULES for v in judge_cache(con, s.id)]
     others += judge_kv(con, manifest.sources)
     for source in manifest.sources:
@@ -44,7 +52,8 @@ def attribute_evidence(
             report.stores += [audit] if audit else []
             others += judge_store(audit, source)
     others += judge_states(con, manifest.sources)
-    return _with_others(report, others, options.layer)
+    report = _with_others(report, others, options.layer)
+    return with_forecasts(con, manifest.sources, report, options.limit_bytes)
 
 
 def _rank(verdict: Verdict) -> tuple[int, bool]:

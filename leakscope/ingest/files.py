@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from leakscope.capture.addition import adding_to
+from leakscope.capture.ids import Numbering, renumbered
 from leakscope.capture.writer import CaptureWriter
 from leakscope.errors import BadInputError
-from leakscope.ingest.ids import Numbering, renumbered
 from leakscope.model.manifest import ClockAnchor, Source
 from leakscope.model.tables import TABLES
 from nsight_parsers import ParsedReport, ReportError

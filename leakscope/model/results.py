@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from leakscope.model.calibration import Calibrated
+from leakscope.model.forecast import Forecast
 from leakscope.model.runs import Run
 from leakscope.model.stores import StoreAudit
 from leakscope.model.words import KINDS_NOT_ADDED
@@ -85,6 +87,7 @@ class Verdict:
     reasons: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     smallest_provable_bytes_per_s: float | None = None
+    forecast: Forecast | None = None  # of a leak: when it reaches the limit
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -105,6 +108,7 @@ class Verdict:
             "smallest_provable_bytes_per_s": (
                 None if self.smallest_provable_bytes_per_s is None else round(self.smallest_provable_bytes_per_s, 3)
             ),
+            "forecast": self.forecast.to_json() if self.forecast else None,
         }
 
 
@@ -366,4 +370,5 @@ class Report:
     clocks: list[Row] = field(default_factory=list)  # one a source that was aligned: its residual, with how
     runs: list[Run] = field(default_factory=list)  # one a capture, where asked for; not in JSON
     stores: list[StoreAudit] = field(default_factory=list)  # audits of key-value stores
+    calibration: list[Calibrated] = field(default_factory=list)  # of counters over two windows of 180 readings
     judged: bool = True  # False: evidence that has no memory in it; its verdict does not count beside others

@@ -6,7 +6,8 @@ import os
 import select
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leakscope.capture import CaptureWriter
 from leakscope.errors import OutputIncompleteError
@@ -32,7 +33,7 @@ from leakscope.record.probes import tracepoints
 from leakscope.record.probes.attaching import Libraries
 from leakscope.record.probes.libraries import FunctionProbes, libraries_before_start
 from leakscope.record.probes.nvtx import MarkProbes
-from leakscope.record.processes import Processes, process_exists
+from leakscope.record.processes import Process, Processes, process_exists
 from leakscope.record.python.stacks import PythonStacks
 from leakscope.record.ring import Ring
 from leakscope.record.sampler_thread import SamplerThread
@@ -40,14 +41,26 @@ from leakscope.record.samplers import SamplerSet
 from leakscope.record.samplers.rss_peaks import rss_peaks
 from leakscope.record.side_band import SideBand
 from leakscope.record.sink import Batch, Sink
+from leakscope.record.successors import Successors
 from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.symbols.kernel import KernelSymbols
 from leakscope.record.symbols.lines import Lines, allow_many_files, segments_of
 from leakscope.record.unwind.stacks import UnwoundStacks, unwind_losses
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 SOURCE_ID = 0
 BATCH_ROWS = 150_000
+
+
+class Sampled(NamedTuple):
+    """One reading of all samplers: rows of `samples` of `source`, and the processes of the recording so far."""
+
+    source: Source
+    rows: pa.Table
+    processes: list[Process]
 
 
 class Session:
@@ -61,9 +74,11 @@ class Session:
         command: Command | None,
         loading: Loading,
         notes: list[str],
+        on_samples: Callable[[Sampled], None] | None = None,
     ) -> None:
         """Attach. Raises what loading raised, BadInputError for a library without functions to probe."""
         self._options = options
+        self._on_samples = on_samples
         self._writer = writer
         self._source = source
         self._command = command
@@ -88,6 +103,7 @@ class Session:
         members = scope.cgroup_members(options.cgroup) if options.cgroup else []
         self.processes = Processes(options.everyone)
         self._targets = self._programs.map("targets")
+        self._followed = Successors(options, self._programs.map("targets")) if options.follow else None
         allow_many_files()
         self._spaces = AddressSpaces()
         self._side_band = SideBand()
@@ -141,6 +157,8 @@ class Session:
 
         self._samplers = SamplerSet(self.processes.alive, lambda: [options.cgroup] if options.cgroup else [])
         source.facts.update(self._samplers.facts())
+        if absent := source.facts.get("cgroup_memory_absent"):
+            self.notes.append(absent)
         groups = ["memory", *(["launch", "kernel"] if options.launches else []), *(["heap"] if options.malloc else [])]
         self._functions = FunctionProbes(
             self._programs, self._attachments, self._programs.map("functions"), groups, self.warnings.append
@@ -166,7 +184,7 @@ class Session:
             marks=self._mark_rows,
             arguments=self._launches.arguments if self._launches else None,
             census=census,
-            schedule=Schedule(options.interval_s, options.flush_s) if census else None,
+            schedule=Schedule(options.interval_s, options.flush_s, options.steady) if census else None,
             unwound=self._unwound,
         )
         began = time.perf_counter()
@@ -302,7 +320,7 @@ class Session:
 
     def _sample(self, everything: bool) -> None:
         ts_ns = self._read_counts()
-        if self._options.cgroup:
+        if self._options.cgroup and self._followed is None:
             for pid in scope.cgroup_members(self._options.cgroup):
                 if not self.processes.belongs(pid):
                     self._add_member(pid, "root")
@@ -312,12 +330,29 @@ class Session:
         ]
         with self._lock:
             self._batch.samples += [table for table in tables if table.num_rows]
+        if self._on_samples:
+            self._on_samples(Sampled(self._source, tables[0], self.processes.lives()))
         self._read_live()
+
+    def follow(self) -> bool:
+        """Take in what has come in the place of targets that ended; False where only a new recording can."""
+        if self._followed is None:
+            return True
+        if self._followed.cgroup_replaced():
+            return False
+        for pid in self._followed.newcomers(self.processes.belongs):
+            self._followed.let_record(pid)
+            self.processes.seed(pid, "root")
+            self._spaces.seed(pid)
+            self._python.seed(pid)
+        return True
 
     def targets_ended(self) -> bool:
         """Whether every process that was named has ended (never, for a cgroup or the whole host)."""
         if self._command is not None:
             return self._command.poll() is not None
+        if self._followed is not None:
+            return False
         return bool(self._roots) and not any(process_exists(pid) for pid in self._roots)
 
     def progress(self, elapsed_s: float, events_per_s: float) -> Progress:

@@ -15,6 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from leakscope.model.results import Chain, ChainLink, Report, Row, Site, Touches, Verdict
+from leakscope.report.calibration import print_calibration
+from leakscope.report.forecast import forecast_line
 from leakscope.report.imports import import_lines
 from leakscope.report.joins import evidence_of_link, join_lines
 from leakscope.report.stores import groups_table, store_lines
@@ -47,6 +49,7 @@ def print_report(console: Console, report: Report, top: int = 10) -> None:
     _hidden(console, [s for s in report.sites if not s.frees_visible])
     _stores(console, report)
     _joins(console, report)
+    print_calibration(console, report.calibration)
     _rows(console, "losses", report.losses)
     _reconciliation(console, report.reconciliation)
     _next(console, report)
@@ -143,6 +146,8 @@ def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, 
     if finding.leak_start_s is not None:
         facts.append(f"since {finding.leak_start_s:.1f} s")
     _indented(console, ", ".join(facts))
+    if finding.forecast:
+        _indented(console, forecast_line(finding.forecast))
     if finding.verdict != "leak" or not finding.sites:
         _indented(console, "; ".join((*finding.reasons, *(f"missing: {m}" for m in finding.missing))))
     else:  # the second reason is the rate, said above

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Protocol
 
 from leakscope.capture.addition import adding_to
+from leakscope.capture.ids import Numbering
 from leakscope.errors import BadInputError
 from leakscope.ingest.files import Imported, enter
-from leakscope.ingest.ids import Numbering
 from leakscope.streams.address import Address
 from leakscope.streams.clock import Deadline
 from nsight_parsers import ParsedReport, ReportError
