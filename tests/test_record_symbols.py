@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import struct
@@ -15,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from leakscope.record.mapped import MappedFile, mapped_files
 from leakscope.record.probes.functions import FUNCTIONS
-from leakscope.record.probes.libraries import libraries_before_start, library_of, mapped_libraries
+from leakscope.record.probes.libraries import libraries_before_start, library_of
 from leakscope.record.processes import Processes, process_exists
 from leakscope.record.sink import Batch, Sink
 from leakscope.record.symbols.address_space import AddressSpace, AddressSpaces, Mapping, Module
@@ -321,9 +323,16 @@ def test_what_a_command_will_load_is_found_before_it_starts(samples: None) -> No
     assert libraries_before_start(["no-such-program"], {"PATH": "/usr/bin"}) is not None
 
 
-def test_libraries_of_a_running_process_are_found_in_its_maps() -> None:
-    found = mapped_libraries(1) + mapped_libraries(0)
-    assert found == sorted(found) and all(path.startswith("/proc/1/root/") for path in found)
+def test_files_of_a_running_process_are_found_in_its_maps() -> None:
+    # given this process, which has mapped what a line of its maps says
+    lines = [line.split(None, 5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    libc = next(fields for fields in lines if "x" in fields[1] and Path(fields[-1]).name.startswith("libc.so"))
+    # then it is found with its place
+    start, offset = int(libc[0].partition("-")[0], 16), int(libc[2], 16)
+    found = mapped_files(os.getpid())
+    assert MappedFile(libc[5].strip(), start, offset, True) in found
+    assert all(file.path.startswith("/") for file in found)
+    assert mapped_files(0) == []
 
 
 def test_twins_for_per_thread_streams_do_what_the_originals_do() -> None:

@@ -27,6 +27,7 @@ from leakscope.record.kernel.objects import SlabCacheOfAddress
 from leakscope.record.loader import Loading
 from leakscope.record.loader.base import SCOPE_PROCESSES
 from leakscope.record.losses import Counters, losses_table, recursion_losses
+from leakscope.record.mapped import mapped_files
 from leakscope.record.options import RecordOptions
 from leakscope.record.probes import tracepoints
 from leakscope.record.probes.attaching import Libraries
@@ -75,8 +76,16 @@ class Session:
         config = loading.config
         self._config_scope = config.scope
         self.notes = [*notes, *source.limits]
-        # Found while the programs still load.
+        # Found while the programs still load. After the side-band is opened: what is mapped later it tells.
         before_start = libraries_before_start(command.arguments, dict(os.environ)) if command is not None else []
+        self._side_band = SideBand()
+        self._python = PythonStacks(self._in_scope, self.notes.append)
+        self._roots = [*options.pids, *([command.pid] if command else [])]
+        members = scope.cgroup_members(options.cgroup) if options.cgroup else []
+        known = scope.others_of_host() if options.everyone else [*self._roots, *members]
+        running = {pid: mapped_files(pid) for pid in known if command is None or pid != command.pid}
+        for pid, files in running.items():
+            self._python.seed(pid, files)
         self._programs = loading.result()
         if options.sample_bytes:
             sampling.fill_gaps(self._programs.map("sample_gaps"), options.sample_bytes)
@@ -84,17 +93,14 @@ class Session:
         self._attachments = tracepoints.Attachments()
         self.exits: dict[int, int] = {}
 
-        self._roots = [*options.pids, *([command.pid] if command else [])]
-        members = scope.cgroup_members(options.cgroup) if options.cgroup else []
         self.processes = Processes(options.everyone)
         self._targets = self._programs.map("targets")
         allow_many_files()
         self._spaces = AddressSpaces()
-        self._side_band = SideBand()
-        self._python = PythonStacks(self._programs.map("python_processes"), self._in_scope, self.notes.append)
         self._python_targets = self._programs.map("targets")  # its own: a Map serves one thread
         for pid in [*self._roots, *members]:
             self._add_member(pid, "root")
+        self._python.connect(self._programs.map("python_processes"))
 
         types = self._types = KernelTypes()
         kernel = KernelSymbols()
@@ -149,7 +155,6 @@ class Session:
             options,
             self._functions,
             MarkProbes(self._functions, config.nvtx),
-            self._python,
             self.notes.append,
             command.pid if command is not None else None,
         )
@@ -170,7 +175,7 @@ class Session:
             unwound=self._unwound,
         )
         began = time.perf_counter()
-        self._libraries.attach_known(before_start, [*self._roots, *members])
+        self._libraries.attach_known(before_start, running)
         tracepoints.attach_all(self._programs, self._attachments)
         attach_ms = (time.perf_counter() - began) * 1e3
         source.facts.update(load_ms=round(loading.milliseconds, 1), attach_ms=round(attach_ms, 1))
@@ -220,8 +225,6 @@ class Session:
         scope.add_target(self._targets, pid)
         self.processes.seed(pid, role)
         self._spaces.seed(pid)
-        if self._command is None or pid != self._command.pid:
-            self._python.seed(pid)
 
     def _in_scope(self, pid: int) -> bool:
         """Whether the kernel side records a process (of a cgroup v2 or the host: any may be)."""
@@ -306,6 +309,7 @@ class Session:
             for pid in scope.cgroup_members(self._options.cgroup):
                 if not self.processes.belongs(pid):
                     self._add_member(pid, "root")
+                    self._python.seed(pid, mapped_files(pid))
         tables = [
             self._samplers.read(ts_ns, everything=everything),
             rss_peaks(self._rss, self.processes.alive(), ts_ns, SOURCE_ID),

@@ -33,18 +33,30 @@ BPF_TRACE_UPROBE_MULTI = 48
 _BPF_F_UPROBE_MULTI_RETURN = 1
 
 
-def _bpf(command: int, attr: bytes) -> int:
+def _bpf(command: int, attr: bytes, *, brief: bool = False) -> int:
     """Call bpf(2); raises OSError with the kernel's errno."""
     buffer = ctypes.create_string_buffer(attr, max(len(attr), 128))
-    return syscall("bpf", command, ctypes.addressof(buffer), len(buffer))
+    return syscall("bpf", command, ctypes.addressof(buffer), len(buffer), brief=brief)
 
 
-def create_map(map_type: int, key_bytes: int, value_bytes: int, entries: int, *, flags: int = 0, name: str = "") -> int:
-    """Make a map (type as in enum bpf_map_type); its descriptor. Raises OSError with the kernel's errno."""
+def create_map(
+    map_type: int,
+    key_bytes: int,
+    value_bytes: int,
+    entries: int,
+    *,
+    flags: int = 0,
+    name: str = "",
+    brief: bool = False,
+) -> int:
+    """Make a map (type as in enum bpf_map_type); its descriptor. Raises OSError with the kernel's errno.
+
+    :param brief: keep Python's lock; for small maps.
+    """
     attr = struct.pack(
         "=IIIII II16s", map_type, key_bytes, value_bytes, entries, flags, 0, 0, name.encode()[: _NAME_BYTES - 1]
     )
-    return _bpf(_BPF_MAP_CREATE, attr)
+    return _bpf(_BPF_MAP_CREATE, attr, brief=brief)
 
 
 def open_raw_tracepoint(program_fd: int, name: str) -> int:

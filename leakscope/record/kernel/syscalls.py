@@ -29,6 +29,8 @@ _NUMBERS = {
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_brief = ctypes.PyDLL(None, use_errno=True)
+_brief.syscall.restype = ctypes.c_long
 
 
 def number(name: str) -> int:
@@ -36,9 +38,13 @@ def number(name: str) -> int:
     return _NUMBERS[platform.machine()][name]
 
 
-def syscall(name: str, *args: int) -> int:
-    """Make a system call; raises OSError with its errno. KeyError on an architecture that is not known."""
-    result = _libc.syscall(ctypes.c_long(number(name)), *(ctypes.c_ulong(a & 0xFFFFFFFFFFFFFFFF) for a in args))
+def syscall(name: str, *args: int, brief: bool = False) -> int:
+    """Make a system call; raises OSError with its errno. KeyError on an architecture that is not known.
+
+    One of microseconds (`brief`) keeps Python's lock: taking it back may wait for another thread's imports.
+    """
+    call = _brief.syscall if brief else _libc.syscall
+    result = call(ctypes.c_long(number(name)), *(ctypes.c_ulong(a & 0xFFFFFFFFFFFFFFFF) for a in args))
     if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))

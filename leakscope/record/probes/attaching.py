@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from leakscope.errors import BadInputError
 from leakscope.record.clocks import monotonic_ns
+from leakscope.record.mapped import MappedFile
 from leakscope.record.options import RecordOptions
-from leakscope.record.probes.libraries import FunctionProbes, mapped_libraries
+from leakscope.record.probes.libraries import FunctionProbes
 from leakscope.record.probes.nvtx import NVTX_LIBRARY, MarkProbes, is_injection_library
-from leakscope.record.python.stacks import PythonStacks
 from leakscope.record.side_band import SideBandEvent
 
 
@@ -23,22 +22,20 @@ class Libraries:
         options: RecordOptions,
         functions: FunctionProbes,
         marks: MarkProbes,
-        python: PythonStacks,
         note: Callable[[str], None],
         command: int | None,
     ) -> None:
         self._options = options
         self._functions = functions
         self._marks = marks
-        self._python = python
         self._note = note
         self._command = command
 
-    def attach_known(self, before_start: Iterable[str], pids: Iterable[int]) -> None:
+    def attach_known(self, before_start: Iterable[str], running: Mapping[int, Iterable[MappedFile]]) -> None:
         """Attach to what is known before the recording begins.
 
         :param before_start: libraries that the command is going to load.
-        :param pids: processes that are recorded; all of the host where no process is named.
+        :param running: what the recorded processes have mapped, by PID.
         :raises BadInputError: for a library that was named and has no function to probe.
         """
         for library in self._options.libraries:
@@ -49,17 +46,12 @@ class Libraries:
                 self._functions.attach(path)
         if self._command is not None:
             self._marks.attach(str(NVTX_LIBRARY))
-        if self._options.everyone:
-            pids = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and int(p.name) != os.getpid()]
-        for pid in pids:
-            if pid == self._command:
-                continue
-            if self._options.everyone:
-                self._python.seed(pid)
-            for path in mapped_libraries(pid):
-                self._marks.attach(path)
+        for pid, files in running.items():
+            for path in sorted({file.path for file in files}):
                 if self._functions.wants(path):
-                    self._functions.attach(path)
+                    self._functions.attach(f"/proc/{pid}/root{path}")
+                elif is_injection_library(path):
+                    self._marks.attach(f"/proc/{pid}/root{path}")
 
     def on_map(self, event: SideBandEvent) -> None:
         """A library was mapped while the recording runs: attach to it, whoever mapped it (probes are by file)."""

@@ -163,16 +163,6 @@ class FunctionProbes:
             self._attachments.descriptors.append(bpf.link_perf_event(fd, event, index))
 
 
-def mapped_libraries(pid: int) -> list[str]:
-    """Files that a process has mapped, as paths that open from here (through /proc/PID/root)."""
-    try:
-        text = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
-    except OSError:
-        return []
-    paths = {line.split(None, 5)[5] for line in text.splitlines() if len(line.split(None, 5)) == 6}
-    return [f"/proc/{pid}/root{path}" for path in sorted(paths) if path.startswith("/")]
-
-
 def libraries_before_start(command: list[str], environment: dict[str, str]) -> list[str]:
     """Libraries that a command is going to load, as far as can be told beforehand.
 
