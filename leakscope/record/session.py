@@ -31,6 +31,7 @@ from leakscope.record.mapped import mapped_files
 from leakscope.record.options import RecordOptions
 from leakscope.record.probes import tracepoints
 from leakscope.record.probes.attaching import Libraries
+from leakscope.record.probes.heap import HeapProbes, wants_single_processes
 from leakscope.record.probes.libraries import FunctionProbes, libraries_before_start
 from leakscope.record.probes.nvtx import MarkProbes
 from leakscope.record.processes import Processes, process_exists
@@ -151,12 +152,15 @@ class Session:
         self._functions = FunctionProbes(
             self._programs, self._attachments, self._programs.map("functions"), groups, self.warnings.append
         )
+        by_process = wants_single_processes(options) and self._functions.filters_by_process
+        self.heap = HeapProbes(self._functions, self._roots) if by_process else None
         self._libraries = Libraries(
             options,
             self._functions,
             MarkProbes(self._functions, config.nvtx),
             self.notes.append,
             command.pid if command is not None else None,
+            self.heap,
         )
         self._mark_rows = Marks(SOURCE_ID)
         objects = KernelObjects(columns, self._sites, self._interner, self.exits)
@@ -257,6 +261,8 @@ class Session:
         for event in side_band:
             if event.kind == "map":
                 self._libraries.on_map(event)
+            elif self.heap is not None:
+                self.heap.follow(event)
         self._python.resolve(self._python_ring.read())
         self.read_events += len(objects) + len(calls)
         with self._lock:
@@ -338,6 +344,8 @@ class Session:
     def detach(self) -> None:
         """Stop all probes. Counters stay readable."""
         self._recursion = recursion_losses(self._attachments.programs)
+        if self.heap is not None:
+            self.heap.close()
         self._attachments.detach()
 
     _recursion: list[Loss] | None = None
@@ -412,6 +420,7 @@ class Session:
         losses += [Loss(probe, what, count, detail) for probe, what, count, detail in self._samplers.losses()]
         losses += self._sampler_thread.losses()
         losses += [Loss(probe, "attach_failed", 1, reason) for probe, reason in self._attachments.failed]
+        losses += self.heap.losses() if self.heap is not None else []
         losses += self._launches.losses() if self._launches else []
         if self._side_band.lost:
             losses.append(Loss("side-band", "sideband_lost", self._side_band.lost, "mappings or forks not seen"))
@@ -433,6 +442,8 @@ class Session:
     def close(self) -> None:
         """Give everything back; safe to call twice and after an error."""
         self._sampler_thread.stop()
+        if self.heap is not None:
+            self.heap.close()
         self._attachments.close()
         if self.sink.error is None:
             self.sink.close()

@@ -71,16 +71,17 @@ def link_perf_event(program_fd: int, event_fd: int, cookie: int = 0) -> int:
 
 
 def link_uprobe_multi(
-    program_fd: int, path: str, offsets: Sequence[int], cookies: Sequence[int], *, at_return: bool
+    program_fd: int, path: str, offsets: Sequence[int], cookies: Sequence[int], *, at_return: bool, pid: int = 0
 ) -> int:
     """Attach one program to many places of one file with one link (kernel 6.6, 89ae89f53d20).
 
-    Closing 120 single uprobes takes 13 s, closing this link 64 ms. `offsets` are file offsets.
+    Closing 120 single uprobes takes 13 s, closing this link 64 ms. `offsets` are file offsets. With a `pid` the places
+    are probed in that process alone; raises ProcessLookupError where it has ended.
     """
     name = ctypes.create_string_buffer(os.fsencode(path))
     offset_array, cookie_array = array("Q", offsets), array("Q", cookies)
     attr = struct.pack(
-        "=IIII QQQQ II",
+        "=IIII QQQQ III",
         program_fd,
         0,
         BPF_TRACE_UPROBE_MULTI,
@@ -91,6 +92,7 @@ def link_uprobe_multi(
         cookie_array.buffer_info()[0],
         len(offset_array),
         _BPF_F_UPROBE_MULTI_RETURN if at_return else 0,
+        pid,
     )
     return _bpf(_BPF_LINK_CREATE, attr)
 

@@ -9,7 +9,8 @@ from leakscope.errors import BadInputError
 from leakscope.record.clocks import monotonic_ns
 from leakscope.record.mapped import MappedFile
 from leakscope.record.options import RecordOptions
-from leakscope.record.probes.libraries import FunctionProbes
+from leakscope.record.probes.heap import HeapProbes
+from leakscope.record.probes.libraries import FunctionProbes, library_of
 from leakscope.record.probes.nvtx import NVTX_LIBRARY, MarkProbes, is_injection_library
 from leakscope.record.side_band import SideBandEvent
 
@@ -24,12 +25,15 @@ class Libraries:
         marks: MarkProbes,
         note: Callable[[str], None],
         command: int | None,
+        heap: HeapProbes | None = None,
     ) -> None:
+        """With `heap` libc is left to it."""
         self._options = options
         self._functions = functions
         self._marks = marks
         self._note = note
         self._command = command
+        self._heap = heap
 
     def attach_known(self, before_start: Iterable[str], running: Mapping[int, Iterable[MappedFile]]) -> None:
         """Attach to what is known before the recording begins.
@@ -49,7 +53,7 @@ class Libraries:
         for pid, files in running.items():
             for path in sorted({file.path for file in files}):
                 if self._functions.wants(path):
-                    self._functions.attach(f"/proc/{pid}/root{path}")
+                    self._attach(f"/proc/{pid}/root{path}", pid)
                 elif is_injection_library(path):
                     self._marks.attach(f"/proc/{pid}/root{path}")
 
@@ -59,8 +63,14 @@ class Libraries:
             for path in (f"/proc/{event.pid}/root{event.text}", event.text):
                 if Path(path).exists():
                     self._marks.attach(path)
-                    count = self._functions.attach(path)
+                    count = self._attach(path, event.pid)
                     if count:
                         late = (monotonic_ns() - event.ts_ns) / 1e6
                         self._note(f"attached to {event.text} {late:.0f} ms after process {event.pid} mapped it")
                     return
+
+    def _attach(self, path: str, pid: int) -> int:
+        if self._heap is not None and library_of(path) == "libc":
+            self._heap.attach(pid, path)
+            return 0
+        return self._functions.attach(path)
