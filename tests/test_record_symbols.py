@@ -314,6 +314,21 @@ def test_libraries_are_known_by_their_file_names(path: str, library: str | None)
     assert library_of(path) == library
 
 
+def test_functions_of_a_module_that_is_loaded_later_get_their_names(tmp_path: Path) -> None:
+    listing, modules = tmp_path / "kallsyms", tmp_path / "modules"
+    listing.write_text("ffffffff81000000 T first\nffffffffa0000000 t old_one\t[old]\n")
+    modules.write_text("old 4096 0 - Live 0xffffffffa0000000\n")
+    symbols = KernelSymbols(str(listing), str(modules))
+    assert symbols.lookup(0xFFFFFFFFA0000010)[:2] == ("old_one", "old")
+    # given a module that is loaded afterwards, and another use of the old one
+    listing.write_text(listing.read_text() + "ffffffffa0100000 t new_one\t[new]\n")
+    modules.write_text("old 4096 1 new, Live 0xffffffffa0000000\n")
+    assert symbols.lookup(0xFFFFFFFFA0100010)[0] == "old_one"  # nothing says that there is a new one
+    modules.write_text(modules.read_text() + "new 8192 0 - Live 0xffffffffa0100000\n")
+    assert symbols.lookup(0xFFFFFFFFA0100010) == ("new_one", "new", 0xFFFFFFFFA0100000)
+    assert symbols.lookup(0xFFFFFFFF81000004) == ("first", "", 0xFFFFFFFF81000000)
+
+
 def test_what_a_command_will_load_is_found_before_it_starts(samples: None) -> None:
     from recording import BIN
 

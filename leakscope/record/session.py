@@ -28,6 +28,7 @@ from leakscope.record.loader import Loading
 from leakscope.record.loader.base import SCOPE_PROCESSES
 from leakscope.record.losses import Counters, losses_table, recursion_losses
 from leakscope.record.mapped import mapped_files
+from leakscope.record.memory import give_large_blocks_back
 from leakscope.record.options import RecordOptions
 from leakscope.record.probes import tracepoints
 from leakscope.record.probes.attaching import Libraries
@@ -45,7 +46,13 @@ from leakscope.record.sink import Batch, Sink
 from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.symbols.kernel import KernelSymbols
-from leakscope.record.symbols.lines import Lines, allow_many_files, segments_of
+from leakscope.record.symbols.lines import (
+    MAX_SECONDS,
+    SECONDS_AFTER_SIGNAL,
+    Lines,
+    allow_many_files,
+    segments_of,
+)
 from leakscope.record.unwind.stacks import UnwoundStacks, unwind_losses
 
 SOURCE_ID = 0
@@ -193,6 +200,7 @@ class Session:
     _census_reader: CensusReader | None = None
 
     def _begin_census(self, columns: EventColumns, objects: KernelObjects) -> Census:
+        give_large_blocks_back()
         began_ns, interval_ns = monotonic_ns(), int(self._options.interval_s * 1e9)
         self._readouts: list[Counts | Live] = []
         self._census_reader = CensusReader(self._programs, began_ns, interval_ns)
@@ -369,7 +377,7 @@ class Session:
                 break
         self._flush()
         self.sink.close()
-        lines.look_up()
+        lines.look_up(SECONDS_AFTER_SIGNAL if ended_by == "signal" else MAX_SECONDS)
         source = self._source
         source.end_ns = ended_ns
         source.anchors.append(read_anchor())

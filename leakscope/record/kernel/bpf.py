@@ -148,12 +148,15 @@ class Map:
         keys: list[np.ndarray] = []
         values: list[np.ndarray] = []
         for some_keys, some_values in self.batches(batch):
-            keys.append(some_keys)
-            values.append(some_values)
+            keys.append(some_keys.copy())
+            values.append(some_values.copy())
         return np.concatenate(keys), np.concatenate(values)
 
     def batches(self, batch: int = 4096) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The arrays of :meth:`read_all` piece by piece, so that a map of millions is never in memory at once."""
+        """The arrays of :meth:`read_all` piece by piece, so that a map of millions is never in memory at once.
+
+        A piece lies where the one before it did: take out of it what is to stay.
+        """
         import numpy as np
 
         cursor_in, cursor_out = (
@@ -161,9 +164,11 @@ class Map:
             ctypes.create_string_buffer(max(4, self.key_bytes)),
         )
         first = True
+        key_buffer, value_buffer = np.empty((0, self.key_bytes), np.uint8), np.empty((0, self._stored_bytes), np.uint8)
         while True:
-            key_buffer = np.empty((batch, self.key_bytes), np.uint8)
-            value_buffer = np.empty((batch, self._stored_bytes), np.uint8)
+            if len(key_buffer) < batch:
+                key_buffer = np.empty((batch, self.key_bytes), np.uint8)
+                value_buffer = np.empty((batch, self._stored_bytes), np.uint8)
             attr = ctypes.create_string_buffer(
                 struct.pack(
                     "=QQQQ II QQ",

@@ -15,6 +15,7 @@ _NUMBERS = {
         "brk": 12,
         "mremap": 25,
         "madvise": 28,
+        "membarrier": 324,
     },
     "aarch64": {
         "bpf": 280,
@@ -24,8 +25,11 @@ _NUMBERS = {
         "brk": 214,
         "mremap": 216,
         "madvise": 233,
+        "membarrier": 283,
     },
 }
+
+_MEMBARRIER_CMD_GLOBAL = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -49,3 +53,15 @@ def syscall(name: str, *args: int, brief: bool = False) -> int:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
     return int(result)
+
+
+def wait_for_grace_period() -> bool:
+    """Return when an RCU grace period has passed: what was handed to call_rcu() before is then due to be freed.
+
+    MEMBARRIER_CMD_GLOBAL is synchronize_rcu() (kernel/sched/membarrier.c). False where the kernel does not offer it.
+    """
+    try:
+        syscall("membarrier", _MEMBARRIER_CMD_GLOBAL, 0, 0)
+    except OSError:
+        return False
+    return True
