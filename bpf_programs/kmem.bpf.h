@@ -55,10 +55,12 @@ static inline struct site_info *new_site(struct allocation *what)
 	struct site_key *key = &what->site;
 	struct site_info info = {};
 	struct site_info *known;
+	u64 number;
 	u64 name = 0;
 
-	info.id = next_dense_number(SEQUENCE_SITES);
-	if (info.id && info.id <= CONFIG_SITE_NUMBERS) {
+	number = next_dense_number(SEQUENCE_SITES);
+	if (number && number <= CONFIG_SITE_NUMBERS) {
+		info.id = number;
 		info.kind = what->kind;
 		info.size_bytes = what->size_bytes;
 		info.object_bytes = what->object_bytes;

@@ -150,4 +150,8 @@ def test_children_are_followed_while_there_is_room_and_told_beyond(monkeypatch: 
     probes.follow(SideBandEvent(2, "exit", 12, 12))
     probes.follow(SideBandEvent(3, "fork", 15, 15, other=11))
     assert functions.linked == [10, 11, 12, 15]
+    # and once the probes are closed nothing is attached any more, though forks are still told
     probes.close()
+    probes.follow(SideBandEvent(4, "fork", 16, 16, other=11))
+    probes.close()
+    assert functions.linked == [10, 11, 12, 15]

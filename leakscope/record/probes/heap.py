@@ -17,6 +17,7 @@ from leakscope.model.recording import Loss
 from leakscope.record.clocks import monotonic_ns
 from leakscope.record.options import RecordOptions
 from leakscope.record.probes.libraries import FunctionProbes
+from leakscope.record.probes.tracepoints import CLOSING_THREADS
 from leakscope.record.side_band import SideBandEvent
 
 MOST_FOLLOWED = 256
@@ -38,7 +39,7 @@ class HeapProbes:
         self._functions = functions
         self._files: dict[int, dict[tuple[int, int], str]] = {pid: {} for pid in pids}  # of those followed
         self._links: defaultdict[int, list[int]] = defaultdict(list)
-        self._closing = ThreadPoolExecutor(1, "leakscope-heap")  # the end of a link waits for RCU
+        self._closing = ThreadPoolExecutor(CLOSING_THREADS, "leakscope-heap")  # each end waits for RCU
         self._late_ns: list[int] = []
         self._not_followed = 0
 
@@ -84,7 +85,8 @@ class HeapProbes:
         return losses
 
     def close(self) -> None:
-        """End all links."""
+        """End all links; nothing is followed afterwards."""
+        self._files.clear()
         for links in self._links.values():
             for link in links:
                 self._closing.submit(os.close, link)
