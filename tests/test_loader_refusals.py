@@ -46,7 +46,7 @@ def test_the_verifiers_last_words_are_told(can_record: None, core: None, tmp_pat
         assert section is not None
         damaged[section["sh_offset"] : section["sh_offset"] + 8] = UNINITIALISED
     path = tmp_path / "leakscope.bpf.o"
-    path.write_bytes(damaged)
+    path.write_bytes(bpf_programs.sealed(bytes(damaged)))
     # then the program is named, and the reason is the verifier's
     message = refused(ProgramConfig(**SMALL), path)
     assert message.startswith("the kernel's verifier refused program on_kfree: Permission denied: ")

@@ -61,6 +61,8 @@ class CorePrograms:
             raise NotCapableError(
                 f"{path} is not there: the programs were not built; run make build where clang is, or use --loader bcc"
             )
+        if not bpf_programs.is_sealed(path.read_bytes()):
+            raise NotCapableError(f"{path} is damaged: its checksum differs; run make build again")
         self._lib = libbpf()
         self._path = path
         self._constants = {**config.constants(), "SOURCES": bpf_programs.sources_id()}
