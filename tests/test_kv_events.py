@@ -25,6 +25,7 @@ from leakscope.ingest.ids import Numbering
 
 from leakscope.capture import Capture
 from leakscope.capture.addition import adding_to
+from leakscope.capture.ids import Numbering
 from leakscope.cli.main import main
 from leakscope.detect.kv_cache import pool_of
 from leakscope.detect.kv_verdicts import judge_kv

@@ -19,6 +19,7 @@ from leakscope.ingest.ids import Numbering
 
 from leakscope.capture import Capture
 from leakscope.capture.addition import adding_to
+from leakscope.capture.ids import Numbering
 from leakscope.cli.main import main
 from leakscope.detect.attribution import Options as AttributeOptions
 from leakscope.detect.evidence import attribute_evidence

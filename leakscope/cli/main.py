@@ -27,7 +27,7 @@ class Verb(NamedTuple):
 
 VERBS = {
     "record": Verb("leakscope.cli.record", "Record processes, a cgroup, a command or the whole host."),
-    "soak": Verb("leakscope.cli.soak", "Watch a service for days: through restarts, with interim verdicts."),
+    "soak": Verb("leakscope.cli.soak", "Watch a service for days, through its restarts."),
     "import": Verb("leakscope.cli.import_", "Import reports of Nsight, PyTorch and memleak into a capture."),
     "attribute": Verb("leakscope.cli.attribute", "Say what leaks, who caused it, and how sure that is."),
     "check": Verb("leakscope.cli.check", "Pass or fail on memory: the gate of a pull request."),

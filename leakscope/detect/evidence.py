@@ -15,6 +15,7 @@ from leakscope.detect.event_files import with_event_files
 from leakscope.detect.forecast import with_forecasts
 from leakscope.detect.key_store import STORES, audit_of, judge_store
 from leakscope.detect.kv_verdicts import judge_kv
+from leakscope.detect.recorded_lives import read_recorded
 from leakscope.detect.recorded_verdicts import judge_recorded, with_recorded
 from leakscope.detect.snapshots import judge_states
 from leakscope.model.manifest import Manifest
@@ -41,9 +42,10 @@ def attribute_evidence(
     events = con.execute("SELECT (SELECT count(*) FROM mem_events) + (SELECT count(*) FROM census_sites)").fetchone()
     has_events = bool(events and events[0])
     report = with_counters(report, judge_counters(con, manifest.sources), options.layer, has_events)
+    recorded = read_recorded(con, manifest.sources)
     malloc = any(source.options.get("malloc") for source in manifest.sources if source.kind == "recording")
-    report = with_recorded(report, judge_recorded(con, manifest.sources), options.layer, has_events, malloc)
-    report.calibration = calibrations(con, manifest.sources)
+    report = with_recorded(report, judge_recorded(recorded), options.layer, has_events, malloc)
+    report.calibration = calibrations(con, manifest.sources, recorded)
     others = [v for s in manifest.sources if s.kind not in OWN_RULES for v in judge_cache(con, s.id)]
     others += judge_kv(con, manifest.sources)
     for source in manifest.sources:
