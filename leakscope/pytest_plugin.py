@@ -79,7 +79,7 @@ class Plugin:
                 raise BadInputError("only for test functions and methods of plain classes, not for unittest.TestCase")
             self._settings(item)
         except BadInputError as error:
-            pytest.fail(f"@pytest.mark.leakscope: {error}", pytrace=False)
+            raise pytest.fail.Exception(f"@pytest.mark.leakscope: {error}", pytrace=False) from None
 
     @pytest.hookimpl(wrapper=True, trylast=True)  # innermost: what other plugins make of the test is repeated
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, object, object]:
@@ -101,7 +101,7 @@ class Plugin:
         try:
             result = yield
         except LeakscopeError as error:
-            pytest.fail(f"leakscope: {error}", pytrace=False)
+            raise pytest.fail.Exception(f"leakscope: {error}", pytrace=False) from None
         except BaseException:
             if test.number > 1:
                 where = f"raised in iteration {test.number}, those of the warm-up included"
@@ -167,11 +167,13 @@ class Plugin:
                 f"unseen: {'; '.join(reasons)}"
             )
 
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # after the summary
+    def pytest_sessionfinish(self) -> Generator[None, object, object]:
         """Write the JSON report."""
+        result = yield
         name = self._config.getoption("--leakscope-report") or self._config.getini("leakscope_report")
         if not name or hasattr(self._config, "workerinput"):
-            return
+            return result
         import os
         from pathlib import Path
 
@@ -182,8 +184,8 @@ class Plugin:
             aside.write_text(json.dumps({"schema": "leakscope-tests/1", "tests": results}, indent=1) + "\n")
             aside.replace(place)
         except OSError as error:
-            aside.unlink(missing_ok=True)
-            raise pytest.UsageError(f"--leakscope-report {name}: {error.strerror}") from None
+            pytest.exit(f"leakscope: --leakscope-report {name}: {error.strerror}", pytest.ExitCode.USAGE_ERROR)
+        return result
 
 
 def _is_unittest(item: pytest.Item) -> bool:

@@ -3,8 +3,8 @@
 Where a piece of work is repeated, time says little and the iteration all: an allocation belongs to the iteration in
 which it was born. What an iteration of a leak allocates is still there when the last one is over, in every part of the
 run; a cache that is filled once belongs to one iteration, and of a value that is replaced each time only the last is
-left. So growth is a curve over iterations (:func:`steadily_rises`), of bytes that are kept by iteration of birth
-(:func:`judge_iterations`) or of a counter that is read after each.
+left. So growth is a curve over iterations, of what is kept by iteration of birth, and a leak one that
+:func:`leakscope.detect.growth.steadily_rises`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from leakscope.correlate.sites import SITE_KEY, Holdings
-from leakscope.detect import growth
-from leakscope.detect.judge import MIN_MEDIAN_SLOPE, NOT_JUDGED, State
+from leakscope.detect.growth import steadily_rises
+from leakscope.detect.judge import NOT_JUDGED, State
 from leakscope.model.results import Growth, LayerTotal, Verdict
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float64]
 
-MIN_ITERATIONS = growth.PARTS
-"""With as many, each has to keep something: the rule of CPython's own hunt for reference leaks (test.libregrtest)."""
 UNIT = "iteration"
 MIN_CHECKED_OBJECTS = 100
 """Kernel objects from which on slab counters tell whether their frees can be seen (correlate.visibility)."""
@@ -43,21 +41,6 @@ class Iterations:
 
     windows: tuple[tuple[int, int], ...]
     descriptors_rise: bool = False
-
-
-def steadily_rises(curves: FloatArray) -> npt.NDArray[np.bool_]:
-    """Which curves (float64[n, M + 1]: before the first of M iterations, then after each) rise in every part of them.
-
-    Floors of disjoint parts rise from each to the next and to the end (:func:`leakscope.detect.growth.persistence`),
-    and the median slope is a quarter of the mean one, so a step or two are no growth. bool[n]; M >=
-    :data:`MIN_ITERATIONS`.
-    """
-    n, points = curves.shape
-    none = np.zeros(n, np.int64)
-    rises = growth.persistence(curves, none).steady
-    mean = (curves[:, -1] - curves[:, 0]) / (points - 1)
-    slope = growth.theil_sen(curves, none, np.ones(n))
-    return np.asarray(rises & (mean > 0) & (slope >= MIN_MEDIAN_SLOPE * mean), dtype=bool)
 
 
 def frees_proven(held: Holdings, sites: pd.DataFrame, iterations: Iterations) -> npt.NDArray[np.bool_]:
@@ -122,7 +105,7 @@ def judge_iterations(
 ) -> pd.DataFrame:
     """As :func:`leakscope.detect.judge.judge`, by iteration of birth: one row a holding that keeps some of it.
 
-    Columns besides: ``per_iteration`` and ``objects_per_iteration``, the mean over all iterations. Holdings that differ
+    ``per_iteration`` besides is the mean of bytes over all iterations. Holdings that differ
     by native stacks alone are judged as one where there is a Python stack: walks through the interpreter, which has no
     frame pointers, differ by chance.
     """
@@ -174,7 +157,6 @@ def judge_iterations(
             "confirmed": confirmed[site],
             "half_width": error * to_rate,
             "per_iteration": mean,
-            "objects_per_iteration": kept_objects.mean(axis=1),
         }
     )
 
@@ -200,10 +182,10 @@ def in_iterations(finding: Verdict, judged: pd.DataFrame, count: int) -> Verdict
     """A finding of :func:`leakscope.detect.findings.find` told by iterations; its sites are numbers as text."""
     own = judged[judged["site"].isin([int(site) for site in finding.sites])]
     own = own[own["state"] >= State.UNCLEAR]
-    each, objects = float(own["per_iteration"].sum()), float(own["objects_per_iteration"].sum())
-    kept = int(own["kept_bytes"].sum())
+    kept, objects = int(own["kept_bytes"].sum()), int(own["kept_objects"].sum())
+    each = kept / count
     reasons = (
-        f"{count} iterations left {kept:,} bytes behind: {each:,.0f} bytes and {objects:,.4g} objects each, "
+        f"{count} iterations left {kept:,} bytes behind: {each:,.0f} bytes and {objects / count:,.4g} objects each, "
         "in every part of the run",
         *(reason for reason in finding.reasons if "rises in every part" not in reason and "are kept (" not in reason),
     )
@@ -214,7 +196,7 @@ def in_iterations(finding: Verdict, judged: pd.DataFrame, count: int) -> Verdict
         finding,
         growth=rate,
         kept_bytes=kept,
-        kept_objects=int(own["kept_objects"].sum()),
+        kept_objects=objects,
         leak_start_s=None,
         reasons=reasons,
     )

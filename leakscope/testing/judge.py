@@ -20,12 +20,12 @@ from leakscope.testing.settings import Settings, from_json, to_json
 class Judge:
     """The judging process. Close it."""
 
-    def __init__(self) -> None:
-        """Start it; it loads what it needs meanwhile. Raises LeakscopeError."""
+    def __init__(self, recorded: bool) -> None:
+        """Start it; it loads what it needs meanwhile: more for recordings. Raises LeakscopeError."""
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by close
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "leakscope.testing.judge"],
+                [sys.executable, "-P", "-m", "leakscope.testing.judge", *(["recorded"] if recorded else [])],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
@@ -112,7 +112,8 @@ def answer(request: Mapping[str, Any]) -> Any:
 
 
 def _main() -> None:
-    import leakscope.detect.attribution  # noqa: F401  while the recording ends
+    if sys.argv[1:]:
+        import leakscope.detect.attribution  # noqa: F401  in time
 
     for request in sys.stdin:
         print(json.dumps(answer(json.loads(request))), flush=True)

@@ -121,7 +121,7 @@ def courses_of(series: Mapping[str, Sequence[int]]) -> list[Course]:
     """The course of each counter by name; its first reading is from before the first judged iteration."""
     import numpy as np
 
-    from leakscope.detect.iterations import steadily_rises
+    from leakscope.detect.growth import steadily_rises
 
     counters = [counter for counter in COUNTERS if counter.name in series]
     values = np.array([series[counter.name] for counter in counters], dtype=np.float64)

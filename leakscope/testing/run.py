@@ -45,7 +45,7 @@ class LeakTest:
         Raises LeakscopeError when there can be no judgement.
         """
         with ExitStack() as stack:
-            judge = Judge()  # before the recording: what is started later is recorded as well
+            judge = Judge(self._record)  # before the recording: what is started later is recorded as well
             stack.callback(judge.close)
             recording = self._start(stack)
             warmup, total = self._chosen.warmup, self._chosen.warmup + self._chosen.repeat

@@ -10,7 +10,7 @@ from leakscope.cli.quantities import size_bytes
 from leakscope.errors import BadInputError
 from leakscope.model.words import LAYERS
 
-MIN_REPEAT = 4  # leakscope.detect.iterations.MIN_ITERATIONS, without its imports
+MIN_REPEAT = 4  # leakscope.detect.growth.MIN_ITERATIONS, without its imports
 MODES = ("off", "auto", "require")
 
 
