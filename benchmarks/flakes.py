@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,12 +86,13 @@ def found(report: dict[str, Any], iterations: int) -> bool:
 
 
 def campaign(recordings: int, place: Path, iterations: int = ITERATIONS, loader: str = "auto") -> tuple[Tally, Tally]:
-    """So many recordings of each kind, in turn. Captures that were judged rightly are removed."""
+    """So many recordings of each kind, one of each at a time. Captures that were judged rightly are removed."""
     clean, leaking = Tally("clean"), Tally("leaking 1 KiB an iteration")
     for number in range(recordings):
-        for tally, keep in ((clean, False), (leaking, True)):
-            capture = place / f"{'leaking' if keep else 'clean'}-{number:03}.lscope"
-            record(capture, keep, iterations, loader)
+        captures = [place / f"{kind}-{number:03}.lscope" for kind in ("clean", "leaking")]
+        with ThreadPoolExecutor() as both:
+            list(both.map(lambda capture, keep: record(capture, keep, iterations, loader), captures, (False, True)))
+        for tally, capture, keep in zip((clean, leaking), captures, (False, True), strict=True):
             code, report = check(capture)
             wanted = ExitCode.LEAK_FOUND if keep else ExitCode.DONE
             correct = code == wanted and (not keep or found(report, iterations))

@@ -1,8 +1,16 @@
 #!/bin/sh
-# Grades `leakscope attribute` on the leak cases in LEAKSCOPE_CASES (a folder with grade.py and *.expect.json).
+# Grades `leakscope attribute` on the leak cases in LEAKSCOPE_CASES (a folder with grade.py and *.expect.json), then
+# records LEAKSCOPE_EVAL_RECORDINGS (100) runs of a clean program and as many of a leaking one: none may be misjudged.
 set -eu
-if [ -z "${LEAKSCOPE_CASES:-}" ]; then
+status=0
+if [ -n "${LEAKSCOPE_CASES:-}" ]; then
+    "$1/python" "$LEAKSCOPE_CASES/grade.py" --leakscope "$1/leakscope" "$LEAKSCOPE_CASES" || status=$?
+else
     echo "LEAKSCOPE_CASES is not set: no cases to grade" >&2
-    exit 0
 fi
-exec "$1/python" "$LEAKSCOPE_CASES/grade.py" --leakscope "$1/leakscope" "$LEAKSCOPE_CASES"
+if [ "$(id -u)" = 0 ]; then
+    "$1/python" -m benchmarks.flakes || status=$?
+else
+    echo "not root: no recordings to judge" >&2
+fi
+exit "$status"
