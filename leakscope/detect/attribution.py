@@ -33,6 +33,7 @@ from leakscope.correlate.wrappers import (
     culprit,
     entry_of,
     inside_slab_allocator,
+    is_deferred,
     is_plumbing,
 )
 from leakscope.detect import growth
@@ -298,6 +299,7 @@ def _names(row: pd.Series, stacks: Stacks, in_call: set[tuple[int, int, int]], s
         allocator=any(ALLOCATOR.fullmatch(f.function) for f in user),
         container=any(CONTAINERS.fullmatch(f.function) for f in (python or user)[-CONTAINER_DEPTH:]),
         thread_stack=any(THREAD_START.fullmatch(f.function) for f in user),
+        deferred=row["layer"] == "kernel" and is_deferred(kernel),
     )
 
 
