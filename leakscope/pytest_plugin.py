@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from leakscope.testing.settings import Settings
 
 MARKER = "leakscope"
@@ -140,14 +142,14 @@ class Plugin:
             values |= marker.kwargs
         return settings(values)
 
-    def _capture(self, nodeid: str) -> Any:
+    def _capture(self, nodeid: str) -> Path | None:
+        """Where the capture of a test is to stay."""
         directory = self._config.getoption("--leakscope-captures")
         if not directory:
             return None
         import re
-        from pathlib import Path
 
-        place = Path(directory)
+        place = self._config.invocation_params.dir / directory  # a test may change the working directory
         place.mkdir(parents=True, exist_ok=True)
         return place / (re.sub(r"[^\w.-]+", "_", nodeid)[-150:] + ".lscope")
 
@@ -175,9 +177,8 @@ class Plugin:
         if not name or hasattr(self._config, "workerinput"):
             return result
         import os
-        from pathlib import Path
 
-        place = Path(name)
+        place = self._config.invocation_params.dir / name
         aside = place.with_name(f".{place.name}.{os.getpid()}")
         results = sorted(self._results, key=lambda result: str(result["test"]))
         try:

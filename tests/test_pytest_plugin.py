@@ -9,12 +9,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from recording import ROOT
 
 from leakscope.errors import BadInputError
+from leakscope.model.words import LAYERS
 from leakscope.testing.counters import DESCRIPTORS, MAPPED, PYTHON_BLOCKS, THREADS
 from leakscope.testing.run import LeakTest
 from leakscope.testing.settings import Settings, settings
@@ -149,9 +151,9 @@ class TestRecorded:
         assert "1 passed" in printed and "3 failed" in printed
 
 
-def counted(body: Callable[[], object], repeat: int = REPEAT) -> dict[str, Any]:
+def counted(body: Callable[[], object], repeat: int = REPEAT, layers: tuple[str, ...] = LAYERS) -> dict[str, Any]:
     """The outcome of a body by counters alone."""
-    test = LeakTest(Settings(repeat=repeat, warmup=WARM_UP), record=False, reason="not tried")
+    test = LeakTest(Settings(repeat=repeat, warmup=WARM_UP, layers=layers), record=False, reason="not tried")
     for _ in test.iterations():
         body()
     return test.outcome
@@ -192,6 +194,21 @@ def test_counters_alone_find_one_small_object_an_iteration_and_name_its_line() -
     (line,) = outcome["python_lines"]
     assert (line["bytes_per_iteration"], line["blocks_per_iteration"]) == (16, 1)
     assert "kept.append(object())" in outcome["text"]
+
+
+def test_counters_alone_find_tensors_on_the_device_where_that_layer_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a torch whose device holds 4,096 bytes more after each iteration
+    held = [0]
+    cuda = SimpleNamespace(is_available=lambda: True, device_count=lambda: 1, memory_allocated=lambda device: held[0])
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+
+    def body() -> None:
+        held[0] += 4096
+
+    outcome = counted(body)
+    assert (outcome["verdict"], outcome["counters"]["gpu_torch"]["per_iteration"]) == ("leak", 4096)
+    assert "gpu: +4,096 bytes an iteration" in outcome["text"]
+    assert counted(body, layers=("host", "kernel"))["verdict"] == "not_leak"
 
 
 def test_counters_alone_pass_what_gives_back_also_what_waits_for_a_collection(tmp_path: Path) -> None:

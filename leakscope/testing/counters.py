@@ -49,7 +49,7 @@ class _Mallinfo2(ctypes.Structure):
 class Counters:
     """Readings of all counters that this process has, one at a time.
 
-    ``names`` are those that can be read here. :meth:`read` stores a reading; :meth:`series` gives all of a counter.
+    ``kinds`` are those that can be read here. :meth:`read` stores a reading; :meth:`series` gives all of a counter.
     """
 
     def __init__(self, readings: int, gpu: bool = True) -> None:
@@ -70,7 +70,7 @@ class Counters:
         self._taken = 0
 
     @property
-    def names(self) -> tuple[Counter, ...]:
+    def kinds(self) -> tuple[Counter, ...]:
         """The counters that are read, in the order of :data:`COUNTERS`."""
         return tuple(counter for counter in COUNTERS if counter in self._values)
 

@@ -63,7 +63,7 @@ class LeakTest:
                 if number >= warmup:
                     counters.read()
             capture = self._finish(recording)
-            series = {counter.name: counters.series(counter) for counter in counters.names}
+            series = {counter.name: counters.series(counter) for counter in counters.kinds}
             found: list[lines.Line] = []
             if PYTHON_BLOCKS.name in judge.rising(series):
                 tracing = lines.Tracing()

@@ -11,7 +11,6 @@ from leakscope.errors import BadInputError
 from leakscope.model.words import LAYERS
 
 MIN_REPEAT = 4  # leakscope.detect.growth.MIN_ITERATIONS, without its imports
-MODES = ("off", "auto", "require")
 
 
 @dataclass(frozen=True)
