@@ -203,7 +203,7 @@ def _stacks(events: pd.DataFrame) -> tuple[_Stacks, int]:
         kmalloc[number] = bool(names) and bool(_KMALLOC.fullmatch(_OFFSET.sub("", names[-1])))
         for is_kernel in (0, 1):
             if number in used[is_kernel]:
-                frames = list(_frames(names, "kernel" if is_kernel else "native"))
+                frames = list(named_frames(names, "kernel" if is_kernel else "native"))
                 unnamed += sum(not frame.function for frame in frames)
                 ids[is_kernel, number] = stacks.interner.add(frames)
     stacks.ids = ids[kernel.astype(int), codes]
@@ -211,7 +211,8 @@ def _stacks(events: pd.DataFrame) -> tuple[_Stacks, int]:
     return stacks, unnamed
 
 
-def _frames(names: list[str], kind: str) -> Iterator[Frame]:
+def named_frames(names: list[str], kind: str) -> Iterator[Frame]:
+    """Frames of texts such as ``function (file:line)`` or ``function+0x1f``."""
     for name in names:
         if name.lower() in UNNAMED:
             yield Frame("", kind=kind)

@@ -8,15 +8,26 @@ from pathlib import Path
 from leakscope.errors import BadInputError
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` beside ``path`` and rename it into place. Raises BadInputError where there is no such folder,
-    OSError where the disk is full; what was at ``path`` is then as before."""
-    from leakscope.capture.place import aside_of
-
+def require_place(path: Path) -> None:
+    """Raise BadInputError where no file can be written, so that it is said before the work."""
     if not path.parent.is_dir():
         raise BadInputError(f"{path}: there is no folder {path.parent}")
     if path.is_dir():
         raise BadInputError(f"{path}: is a folder; name a file")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write ``text`` beside ``path`` and rename it into place; into a device or pipe as it is.
+
+    Raises BadInputError where there is no such folder, OSError where the disk is full; what was at ``path`` is then as
+    before.
+    """
+    from leakscope.capture.place import aside_of
+
+    require_place(path)
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        return
     aside = aside_of(path)
     try:
         aside.write_text(text, encoding="utf-8", errors="backslashreplace")

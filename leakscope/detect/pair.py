@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 
@@ -18,12 +19,17 @@ from leakscope.model.results import Culprit, Growth, Report, Verdict
 from leakscope.model.runs import Run
 
 MIN_MORE_OBJECTS = 10
-MIN_SIGMA = 4.0
-"""Kept objects come as a Poisson process: head must exceed the baseline by so many standard deviations."""
+FALSE_ALARMS = 1e-4
+"""Chance that two clean runs differ in one of all their sites. Kept objects come as a Poisson process; by how many
+standard deviations head must exceed the baseline follows from the number of sites (Bonferroni)."""
 MIN_SPREAD = 0.3
 """A regression is allocated over at least this share of the run: start-up that grew once is none."""
 CHURN_RATIO = 1.2
 """Allocations for the same work that rise by this much while nothing more is kept."""
+MIN_CHURN_SHARE = 0.05
+"""…and make this share of all objects or bytes that head frees."""
+ALL_KEPT = 1.1
+"""Allocated by kept objects: up to here a site frees next to nothing."""
 BRANCH_SHARE = 0.75
 """Of a scattered regression a branch of the call tree is followed while it carries this share."""
 FASTER = 1.2
@@ -87,7 +93,7 @@ def compare(
     comparable = bool(base.sides and head.sides and work.known)
     if comparable:
         changes = _changes(base, head, work)
-        regressions = _regressions(changes, head, runs, work)
+        regressions = _regressions(changes, head, own, runs, work)
     known, faster, new = _other_leaks(base, own, work)
     regressions = sorted([*regressions, *faster], key=lambda v: -(v.growth.bytes_per_s if v.growth else 0.0))
     # A leak of head alone that has no site in the comparison fails by itself.
@@ -105,12 +111,14 @@ def compare(
 def _changes(base: Profile, head: Profile, work: Work) -> list[Change]:
     """Every site of either run, those that gained most bytes first."""
     found = []
-    for key in sorted(base.sides.keys() | head.sides.keys()):
+    keys = sorted(base.sides.keys() | head.sides.keys())
+    least = _least_sigmas(len(keys))
+    for key in keys:
         was, now = base.sides.get(key), head.sides.get(key)
         expected = work.ratio * was.kept_objects if was else 0.0
         kept = now.kept_objects if now else 0
         sigmas = _sigmas(kept, expected, work.ratio)
-        enough = abs(kept - expected) >= max(MIN_MORE_OBJECTS, MIN_SIGMA * _deviation(expected, work.ratio))
+        enough = abs(kept - expected) >= MIN_MORE_OBJECTS and abs(sigmas) >= least
         if now is None or (was is not None and was.kept_objects and not kept):
             what = "vanished" if enough else "same"
         elif was is None:
@@ -134,22 +142,33 @@ def _changes(base: Profile, head: Profile, work: Work) -> list[Change]:
     return sorted(found, key=lambda c: (-c.more_bytes, c.key))
 
 
-def _deviation(expected: float, ratio: float) -> float:
-    """The expectation is itself a count: its variance is scaled by the work twice."""
-    return float(np.sqrt(max(expected + ratio * expected, 1.0)))
+def _least_sigmas(sites: int) -> float:
+    return NormalDist().inv_cdf(1 - FALSE_ALARMS / max(sites, 1))
 
 
 def _sigmas(kept: float, expected: float, ratio: float) -> float:
-    return (kept - expected) / _deviation(expected, ratio)
+    """By how many standard deviations a Poisson count exceeds what another one, times ``ratio``, gives.
+
+    Counts go by their square roots, whose variance is a quarter whatever their mean (Anscombe 1948); the plain
+    difference calls too many of the small counts.
+    """
+    before = max(0.0, expected) / ratio
+    root = np.sqrt(max(0.0, kept) + 0.375) - np.sqrt(ratio * (before + 0.375))
+    return float(2 * root / np.sqrt(1 + ratio))
 
 
-def _regressions(changes: Sequence[Change], head: Profile, runs: Sequence[Run], work: Work) -> list[Verdict]:
+def _regressions(
+    changes: Sequence[Change], head: Profile, own: Sequence[Verdict], runs: Sequence[Run], work: Work
+) -> list[Verdict]:
     grown = [change for change in changes if change.what in ("new", "grown") and _can_leak(change.side)]
     rising = [change for change in grown if _rises([change]) and _spread([change], head, runs)]
-    verdicts = [_regression([change], change.side.culprit, head, runs, work) for change in rising]
+    by_culprit: dict[tuple[str, str], list[Change]] = {}
+    for change in rising:
+        by_culprit.setdefault((change.side.layer, change.side.culprit), []).append(change)
+    verdicts = [_regression(found, found[0].side.culprit, head, own, runs, work) for found in by_culprit.values()]
     if not verdicts:
-        verdicts = _scattered(changes, head, runs, work)
-    return sorted(_by_culprit(verdicts), key=lambda v: -(v.growth.bytes_per_s if v.growth else 0.0))
+        verdicts = _scattered(changes, head, own, runs, work)
+    return sorted(verdicts, key=lambda v: -(v.growth.bytes_per_s if v.growth else 0.0))
 
 
 def _can_leak(side: Side) -> bool:
@@ -183,22 +202,32 @@ def _window(side: Side, head: Profile, runs: Sequence[Run]) -> tuple[int, int, i
     return start_ns, max(end_ns, start_ns + 1), run.zero_ns
 
 
-def _regression(changes: Sequence[Change], culprit: str, head: Profile, runs: Sequence[Run], work: Work) -> Verdict:
+def _regression(
+    changes: Sequence[Change],
+    culprit: str,
+    head: Profile,
+    own: Sequence[Verdict],
+    runs: Sequence[Run],
+    work: Work,
+    scattered: bool = False,
+) -> Verdict:
+    """Sites of one culprit together; the first keeps most."""
     side = changes[0].side
     more = sum(c.kept_objects - c.expected_objects for c in changes)
     kept = sum(c.more_bytes for c in changes)
-    first_ns = min(c.side.first_ns for c in changes)
     _, end_ns, zero_ns = _window(side, head, runs)
+    first_ns = min(_start_ns(changes, own, zero_ns), end_ns - 1)
     rate = kept / max((end_ns - first_ns) / 1e9, 1e-9)
     spread = Z95 * rate / float(np.sqrt(max(more, 1.0)))
     per_unit = (work.unit, kept / work.head) if work.head and work.unit not in ("allocations", "seconds") else None
     now = sum(c.kept_objects for c in changes)
     expected = sum(c.expected_objects for c in changes)
-    said = (
-        ("the stack is new in head" if len(changes) == 1 else f"{len(changes):,} stacks below it keep a little each")
-        if not expected
-        else f"head keeps {now:,}, the baseline's work gives {expected:,.0f}"
-    )
+    stacks = "the stack is" if len(changes) == 1 else f"{len(changes):,} stacks are"
+    said = f"head keeps {now:,} objects, the baseline's work gives {expected:,.0f}"
+    if all(change.what == "new" for change in changes):
+        said = f"{stacks} new in head"
+    elif scattered:
+        said = f"{len(changes):,} stacks below it keep a little each; {said}"
     return Verdict(
         verdict="leak",
         kind="regression",
@@ -218,13 +247,27 @@ def _regression(changes: Sequence[Change], culprit: str, head: Profile, runs: Se
     )
 
 
-def _scattered(changes: Sequence[Change], head: Profile, runs: Sequence[Run], work: Work) -> list[Verdict]:
+def _start_ns(changes: Sequence[Change], own: Sequence[Verdict], zero_ns: int) -> int:
+    """When the sites began to keep more: with their first allocation, or, where most of what they allocate is freed,
+    when head's own verdict says."""
+    first_ns = min(change.side.first_ns for change in changes)
+    kept = sum(change.kept_objects for change in changes)
+    if sum(change.side.allocated_objects for change in changes) <= ALL_KEPT * kept:
+        return first_ns
+    ids = {site for change in changes for site in change.side.ids}
+    starts = [v.leak_start_s for v in own if v.verdict == "leak" and ids & set(v.sites) and v.leak_start_s is not None]
+    return max(first_ns, zero_ns + round(min(starts) * 1e9)) if starts else first_ns
+
+
+def _scattered(
+    changes: Sequence[Change], head: Profile, own: Sequence[Verdict], runs: Sequence[Run], work: Work
+) -> list[Verdict]:
     """A regression that no single stack shows: the tree of what is kept more is walked from its root while one branch
     carries nearly all of it; where it forks, the frame above is the culprit."""
     found = []
     for layer in sorted({change.side.layer for change in changes}):
         inside = [c for c in changes if c.side.layer == layer and _can_leak(c.side)]
-        if not _certain(inside, work):
+        if not _certain(inside, len(changes), work):
             continue
         total = sum(max(0.0, c.more_bytes) for c in inside)
         depth = 0
@@ -240,41 +283,16 @@ def _scattered(changes: Sequence[Change], head: Profile, runs: Sequence[Run], wo
             inside = [c for c in inside if depth < len(c.side.frames) and c.side.frames[depth] == best]
             depth += 1
         rising = [c for c in inside if c.more_bytes > 0]
-        if depth and _certain(inside, work) and _rises(inside) and _spread(rising, head, runs):
-            found.append(_regression(inside, inside[0].side.frames[depth - 1], head, runs, work))
+        if depth and _certain(inside, len(changes), work) and _rises(inside) and _spread(rising, head, runs):
+            found.append(_regression(inside, inside[0].side.frames[depth - 1], head, own, runs, work, scattered=True))
     return found
 
 
-def _certain(changes: Sequence[Change], work: Work) -> bool:
+def _certain(changes: Sequence[Change], sites: int, work: Work) -> bool:
+    """Whether these sites together exceed the baseline beyond chance; ``sites``: of how many they were chosen."""
     kept = sum(c.kept_objects for c in changes)
     expected = sum(c.expected_objects for c in changes)
-    return kept - expected >= max(MIN_MORE_OBJECTS, MIN_SIGMA * _deviation(expected, work.ratio))
-
-
-def _by_culprit(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Sites of one culprit together: their rates add up, their intervals in squares."""
-    merged: dict[tuple[str, str], Verdict] = {}
-    for verdict in verdicts:
-        assert verdict.culprit is not None and verdict.growth is not None and verdict.leak_start_s is not None
-        key = (verdict.layer, verdict.culprit.frame)
-        other = merged.get(key)
-        if other is None or other.growth is None or other.leak_start_s is None:
-            merged[key] = verdict
-            continue
-        growth = sum_of(other.growth, verdict.growth)
-        assert growth is not None
-        per_unit = other.growth.per_unit
-        if per_unit and verdict.growth.per_unit:
-            per_unit = (per_unit[0], per_unit[1] + verdict.growth.per_unit[1])
-        merged[key] = replace(
-            other,
-            growth=replace(growth, ci_low=max(0.0, growth.ci_low), per_unit=per_unit),
-            leak_start_s=min(other.leak_start_s, verdict.leak_start_s),
-            kept_bytes=other.kept_bytes + verdict.kept_bytes,
-            kept_objects=other.kept_objects + verdict.kept_objects,
-            sites=other.sites + verdict.sites,
-        )
-    return list(merged.values())
+    return kept - expected >= MIN_MORE_OBJECTS and _sigmas(kept, expected, work.ratio) >= _least_sigmas(sites)
 
 
 def _other_leaks(
@@ -342,9 +360,7 @@ def _no_regression(
         if lead.verdict == "not_leak":
             return lead
         return Verdict("not_leak", "cache_warmup", lead.layer, 0.8, reasons=(*reasons, "nothing grows faster"))
-    churn = [side for key, side in head.sides.items() if _churns(side, base.sides.get(key), work.ratio)]
-    if churn:
-        worst = max(churn, key=lambda side: (side.allocated_bytes, side.key))
+    if (worst := _churning(base, head, work)) is not None:
         churned = f"{worst.culprit or 'unknown code'} allocates more for the same work and frees it"
         culprit = Culprit(worst.culprit, worst.stack)
         return Verdict("not_leak", "more_churn", worst.layer, 0.85, culprit, reasons=(churned, said, *reasons))
@@ -356,7 +372,19 @@ def _cannot(kind: str, reason: str, missing: str) -> Verdict:
     return Verdict("inconclusive", kind, confidence=0.5, reasons=(reason,), missing=(missing,))
 
 
-def _churns(side: Side, before: Side | None, work: float) -> bool:
-    freed = side.allocated_objects - side.kept_objects
-    expected = work * (before.allocated_objects - before.kept_objects) if before else 0.0
-    return freed >= max(MIN_MORE_OBJECTS, CHURN_RATIO * expected)
+def _churning(base: Profile, head: Profile, work: Work) -> Side | None:
+    """The site that frees most bytes of those that free more objects than the baseline's work gives, beyond chance and
+    by a share of all that is freed, in objects or bytes, that is worth a word."""
+    freed = {key: side.allocated_objects - side.kept_objects for key, side in head.sides.items()}
+    size = {key: side.allocated_bytes - side.kept_bytes for key, side in head.sides.items()}
+    objects, bytes_ = sum(freed.values()), sum(size.values())
+    found = []
+    for key, side in head.sides.items():
+        was = base.sides.get(key)
+        expected = work.ratio * (was.allocated_objects - was.kept_objects) if was else 0.0
+        more = freed[key] - expected
+        share = max(more / max(objects, 1), more / max(freed[key], 1) * size[key] / max(bytes_, 1))
+        enough = share >= MIN_CHURN_SHARE and more >= max(MIN_MORE_OBJECTS, (CHURN_RATIO - 1) * expected)
+        if enough and _sigmas(freed[key], expected, work.ratio) >= _least_sigmas(len(freed)):
+            found.append(side)
+    return max(found, key=lambda side: (size[side.key], side.key), default=None)

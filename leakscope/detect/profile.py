@@ -102,7 +102,7 @@ def known_of(verdict: Verdict) -> Known:
     culprit = verdict.culprit
     what: tuple[str, ...] = ()
     if culprit is not None:
-        frame = stable_frame(culprit.frame)
+        frame = stable_frame(culprit.frame) if culprit.frame else ""
         what = (culprit.counter, folded_cache(culprit.slab_cache), culprit.object, culprit.owner, frame)
     if not any(what) and verdict.growth is not None:
         what = (verdict.growth.counter,)

@@ -40,6 +40,8 @@ def decide(
     """
     hidden = _hidden(report, rules.suppressions)
     own, gone = _visible([report.verdict, *report.findings], hidden, rules.suppressions)
+    if any(verdict.sites for verdict, _ in gone):
+        own = [verdict for verdict in own if not _only_short(verdict)]
     checks = [_suppressed_check(verdict, by) for verdict, by in gone]
     budgeted = budget_checks(report, rules.budgets, hidden.keys())
     difference = None
@@ -112,6 +114,11 @@ def _visible(
         else:
             stand.append(verdict)
     return stand, gone
+
+
+def _only_short(verdict: Verdict) -> bool:
+    """Whether counters alone cannot tell for want of time: beside events, which need none, that leads to nothing."""
+    return verdict.verdict == "inconclusive" and verdict.kind == "window_too_short" and not verdict.sites
 
 
 def _nothing_else(gone: Sequence[tuple[Verdict, Suppression]]) -> Verdict:

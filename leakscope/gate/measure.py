@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from leakscope.detect.judge import NOT_JUDGED
 from leakscope.detect.profile import fingerprint, sum_of
 from leakscope.detect.runs import joined
 from leakscope.errors import BadInputError
@@ -16,6 +15,8 @@ from leakscope.model.runs import CounterCourse, Run
 from leakscope.report.text import size
 
 Z95 = 1.96
+BACKED = frozenset({"heap", "pool_block"})
+"""Kinds whose bytes other kinds count as well, where those were recorded."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,20 @@ def budget_checks(report: Report, budgets: Sequence[Budget], hidden: Collection[
         if budget.what == "counter":
             measured = _of_counters(budget, run)
         else:
-            sites = [s for s in report.sites if s.id not in hidden and _counts(s, budget) and budget.covers(s)]
-            measured = _of_sites(budget, sites, run)
+            measured = _of_sites(budget, _counted(budget, report.sites, hidden), run)
         checks.append(_check(budget, measured))
     return checks
 
 
-def _counts(site: Site, budget: Budget) -> bool:
-    """A layer's total has each byte once; a rule for sites may ask for any kind but those of plain bookkeeping."""
-    return site.frees_visible and (site.added if budget.what == "layer" else site.kind not in NOT_JUDGED or site.added)
+def _counted(budget: Budget, sites: Sequence[Site], hidden: Collection[str]) -> list[Site]:
+    """Those of ``sites`` that a rule sums, but for the hidden ones.
+
+    Each byte counts once in a layer: blocks of malloc and of caching allocators do where what backs them was not
+    recorded. A rule for sites may ask for such blocks any time.
+    """
+    covered = [site for site in sites if site.frees_visible and budget.covers(site)]
+    backed = budget.what == "site" or not any(site.added for site in covered)
+    return [s for s in covered if s.id not in hidden and (s.added or (backed and s.kind in BACKED))]
 
 
 def _of_sites(budget: Budget, sites: Sequence[Site], run: Run) -> dict[str, Measure]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leakscope.model.runs import Run
+from leakscope.model.stores import StoreAudit
 from leakscope.model.words import KINDS_NOT_ADDED
 
 SCHEMA = "leakscope-report/1"
@@ -56,12 +57,13 @@ class Culprit:
     counter: str = ""  # the narrowest counter that shows the cause
     object: str = ""  # what is kept, in words
     owner: str = ""  # of a cache: who pins or references it
+    objects: tuple[str, ...] = ()  # names of what is kept, where it has some; not all where there are many
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; keys that do not apply are left out."""
         values: dict[str, Any] = {"frame": self.frame, "stack": list(self.stack)}
         values |= {"slab_cache": self.slab_cache, "slab_caches": list(self.slab_caches)}
-        values |= {"counter": self.counter, "object": self.object, "owner": self.owner}
+        values |= {"counter": self.counter, "object": self.object, "owner": self.owner, "objects": list(self.objects)}
         return {key: value for key, value in values.items() if value}
 
 
@@ -363,4 +365,5 @@ class Report:
     joins: list[JoinOutcome] = field(default_factory=list)
     clocks: list[Row] = field(default_factory=list)  # one a source that was aligned: its residual, with how
     runs: list[Run] = field(default_factory=list)  # one a capture, where asked for; not in JSON
+    stores: list[StoreAudit] = field(default_factory=list)  # audits of key-value stores
     judged: bool = True  # False: evidence that has no memory in it; its verdict does not count beside others

@@ -71,7 +71,10 @@ def _sentence(gate: Gate) -> str:
 
 
 def _check(check: Check, width: int) -> Iterator[Line]:
-    yield f" • {printable(check.name)}" + (f"  ({check.kind})" if check.kind else ""), _STYLES.get(check.outcome, "")
+    yield (
+        f" • {printable(check.name)}" + (f"  ({printable(check.kind)})" if check.kind else ""),
+        _STYLES.get(check.outcome, ""),
+    )
     yield from _wrapped(check.message, width, "")
     if check.reason:
         yield from _wrapped(f"reason: {check.reason}", width, "")
@@ -83,6 +86,8 @@ def _changes(gate: Gate, width: int) -> Iterator[Line]:
     if gate.difference is None:
         return
     changes = gate.difference.changes
+    if not changes and not gate.difference.unchanged:
+        return
     yield "", ""
     yield f"sites against the baseline: {_counted(changes)}{gate.difference.unchanged:,} unchanged", ""
     for change in changes[:MAX_CHANGES]:
@@ -112,7 +117,7 @@ def _suppressions(gate: Gate, width: int) -> Iterator[Line]:
 
 
 def _wrapped(text: str, width: int, style: str, indent: str = "   ") -> Iterator[Line]:
-    for line in wrap(printable(text), max(20, width - len(indent)), break_on_hyphens=False):
+    for line in wrap(printable(text), max(20, width - len(indent)), break_on_hyphens=False, break_long_words=False):
         yield f"{indent}{line}", style
 
 

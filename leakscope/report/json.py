@@ -12,7 +12,8 @@ def report_json(report: Report) -> dict[str, Any]:
 
     Keys: schema, verdict, findings (other verdicts, ranked), chains, sites (ranked by kept bytes, see
     ``sites_total``), layers, losses and reconciliation (rows of source, what, and count or bytes), joins (what each
-    rule matched, left ambiguous and refused), clocks (residual of each source in ns), inputs.
+    rule matched, left ambiguous and refused), clocks (residual of each source in ns), stores (audits of key-value
+    stores), inputs.
     """
     return {
         "schema": SCHEMA,
@@ -26,5 +27,6 @@ def report_json(report: Report) -> dict[str, Any]:
         "reconciliation": [row.to_json() for row in report.reconciliation],
         "joins": [join.to_json() for join in report.joins],
         "clocks": [row.to_json() for row in report.clocks],
+        "stores": [store.to_json() for store in report.stores],
         "inputs": report.inputs,
     }

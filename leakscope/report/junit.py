@@ -50,7 +50,7 @@ def _case(suite: Element, gate: Gate, check: Check) -> None:
     if kind == "skipped":
         SubElement(case, kind, message=_text(_said(check)))
     elif kind:
-        entry = SubElement(case, kind, message=_text(check.message), type=check.kind or check.rule)
+        entry = SubElement(case, kind, message=_text(check.message), type=_text(check.kind or check.rule))
         entry.text = "\n".join(_text(line) for line in _lines(check))
     else:
         SubElement(case, "system-out").text = _text(check.message)

@@ -87,7 +87,7 @@ def _result(check: Check, index: int, gate: Gate, evidence: str, root: str) -> d
     if gate.difference is not None and check.rule in ("leak", "regression"):
         result["baselineState"] = "unchanged" if check.outcome == "known" else "new"
     if check.measured is not None:
-        result["properties"] = {"measured": round(check.measured, 3), "unit": check.unit}
+        result["properties"] = {"measured": round(check.measured, 3), "unit": printable(check.unit)}
         if check.limit is not None:
             result["properties"]["limit"] = round(check.limit, 3)
     return result
@@ -123,8 +123,8 @@ def _frame(text: str, root: str) -> dict[str, Any]:
 def _artifact(path: str, root: str) -> dict[str, Any]:
     inside = relative(path, root)
     if inside is None:
-        return {"uri": f"file://{quote(path)}"}
-    return {"uri": quote(inside), "uriBaseId": "SRCROOT"}
+        return {"uri": f"file://{quote(printable(path))}"}
+    return {"uri": quote(printable(inside)), "uriBaseId": "SRCROOT"}
 
 
 def relative(path: str, root: str) -> str | None:

@@ -17,6 +17,7 @@ from rich.text import Text
 from leakscope.model.results import Chain, ChainLink, Report, Row, Site, Touches, Verdict
 from leakscope.report.imports import import_lines
 from leakscope.report.joins import evidence_of_link, join_lines
+from leakscope.report.stores import groups_table, store_lines
 from leakscope.report.text import counted, exact, printable, rate, size
 
 _LONG_PATH = re.compile(r"\((?=[^()]{40})[^()]*/([^()/]+:\d+)\)$")
@@ -44,6 +45,7 @@ def print_report(console: Console, report: Report, top: int = 10) -> None:
         top,
     )
     _hidden(console, [s for s in report.sites if not s.frees_visible])
+    _stores(console, report)
     _joins(console, report)
     _rows(console, "losses", report.losses)
     _reconciliation(console, report.reconciliation)
@@ -54,7 +56,8 @@ def sentence(verdict: Verdict) -> str:
     """The verdict in one sentence."""
     frame = _culprit(verdict)
     if verdict.verdict == "not_leak" or not verdict.growth:
-        return f"{'; '.join(verdict.reasons) or verdict.kind} ({verdict.kind})"
+        said = verdict.reasons[:1] if verdict.verdict == "leak" else verdict.reasons  # the rest stands below
+        return f"{'; '.join(said) or verdict.kind} ({verdict.kind})"
     if not verdict.kept_objects:  # counters count no objects
         return f"{frame}: {verdict.layer or 'memory'} grows by {rate(verdict.growth.bytes_per_s)} ({verdict.kind})"
     what = "keeps" if verdict.verdict == "leak" else "may leak: it keeps"
@@ -129,6 +132,8 @@ def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, 
     facts = [f"gained {exact(finding.kept_bytes)}"]
     if finding.kept_objects:
         facts = [f"keeps {exact(finding.kept_bytes)} in {counted(finding.kept_objects, 'object')}"]
+        if not finding.kept_bytes:  # the evidence tells no sizes
+            facts = [f"keeps {counted(finding.kept_objects, 'object')}"]
     sampled = [site for site in report.sites if site.id in finding.sites and site.bytes_sampled]
     if error := sum(site.standard_error_bytes**2 for site in sampled) ** 0.5:
         facts[0] += f" (estimated from a sample by bytes, ± {size(error)})"
@@ -256,6 +261,16 @@ def _hidden(console: Console, sites: Sequence[Site]) -> None:
         )
     if len(sites) > _MAX_HIDDEN:
         _indented(console, f"… and {counted(len(sites) - _MAX_HIDDEN, 'more site')}", "dim")
+
+
+def _stores(console: Console, report: Report) -> None:
+    for audit in report.stores:
+        first, *rest = store_lines(audit)
+        console.print()
+        console.print(Text(first))
+        console.print(groups_table(audit))
+        for line in rest:
+            _indented(console, line)
 
 
 def _joins(console: Console, report: Report) -> None:
