@@ -49,8 +49,10 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Verdicts on generated series beside other rules (minutes), and on a folder of leak cases (LEAKSCOPE_CASES).
-eval: setup
+# Verdicts on generated series beside other rules (minutes) and on a folder of leak cases (LEAKSCOPE_CASES), as they are and
+# perturbed; then 100 recordings of a clean sample and 100 of a leaking one (LEAKSCOPE_EVAL_RECORDINGS), of which
+# `leakscope check` may misjudge none.
+eval: samples programs
 	@tools/eval.sh "$(BIN)"
 
 fuzz: setup

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from kv_publisher import Publisher, batch, recording, removed, stored
-from leakscope.ingest.ids import Numbering
 
 from leakscope.capture import Capture
 from leakscope.capture.addition import adding_to

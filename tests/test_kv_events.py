@@ -21,7 +21,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kv_publisher import Publisher, batch, frames_of, later, recording, removed, stored
-from leakscope.ingest.ids import Numbering
 
 from leakscope.capture import Capture
 from leakscope.capture.addition import adding_to

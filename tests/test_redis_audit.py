@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import redis
-from leakscope.ingest.ids import Numbering
 
 from leakscope.capture import Capture
 from leakscope.capture.addition import adding_to

@@ -362,7 +362,7 @@ class Session:
             self._followed.let_record(pid)
             self.processes.seed(pid, "root")
             self._spaces.seed(pid)
-            self._python.seed(pid)
+            self._python.seed(pid, mapped_files(pid))
         return True
 
     def targets_ended(self) -> bool:

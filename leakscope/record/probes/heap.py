@@ -27,9 +27,10 @@ MOST_FOLLOWED = 256
 def wants_single_processes(options: RecordOptions) -> bool:
     """Whether malloc's probes go into single processes: into those that are named by their PID.
 
-    A command is probed by file, so that its children are recorded from their first call on, however short they live.
+    A command is probed by file, so that its children are recorded from their first call on, however short they live;
+    so are targets whose successors are followed.
     """
-    return options.malloc and bool(options.pids) and not (options.command or options.cgroup)
+    return options.malloc and bool(options.pids) and not (options.command or options.cgroup or options.follow)
 
 
 class HeapProbes:
