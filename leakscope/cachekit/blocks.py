@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from leakscope.cachekit.events import EventLog, Row
+
 _HEADER = struct.Struct(">4sBQQI")
 _BLOCK = struct.Struct(">II")
 MAGIC = b"lsb1"
@@ -72,13 +74,21 @@ class BlockTable:
     """The owner's table. ``send`` gets each message, in the order of their sequence numbers, under the table's lock.
 
     ``incarnation`` must be higher than that of any earlier table that the same replicas heard; default: the time in
-    nanoseconds. The last ``replayed`` messages can be sent again. Thread-safe.
+    nanoseconds. The last ``replayed`` messages can be sent again. ``log`` gets a line ``send`` for each block of each
+    update, as ``node``. Thread-safe.
     """
 
     def __init__(
-        self, send: Callable[[Message], object], *, incarnation: int | None = None, replayed: int = 10_000
+        self,
+        send: Callable[[Message], object],
+        *,
+        incarnation: int | None = None,
+        replayed: int = 10_000,
+        log: EventLog | None = None,
+        node: str = "owner",
     ) -> None:
         self._send = send
+        self._log, self._node = log, node
         self._lock = threading.Lock()
         self._incarnation = time.time_ns() if incarnation is None else incarnation
         self._sequence = 0
@@ -147,6 +157,7 @@ class BlockTable:
             message = Message(Kind.UPDATE, self._incarnation, self._sequence, blocks)
             self._sequence += 1
             self._sent.append(message)
+            _write(self._log, self._node, "send", message)
             self._send(message)
             return message
 
@@ -182,9 +193,13 @@ class Outcome(enum.Enum):
 
 
 class BlockReplica:
-    """What a receiver knows of the owner's blocks. At most ``kept_back`` early messages wait. Thread-safe."""
+    """What a receiver knows of the owner's blocks. At most ``kept_back`` early messages wait. Thread-safe.
 
-    def __init__(self, *, kept_back: int = 1_000) -> None:
+    ``log`` gets, as ``node``, lines ``receive``, ``apply`` and ``snapshot`` of messages, and ``read`` of look-ups.
+    """
+
+    def __init__(self, *, kept_back: int = 1_000, log: EventLog | None = None, node: str = "replica") -> None:
+        self._log, self._node = log, node
         self._lock = threading.Lock()
         self._kept_back = kept_back
         self._incarnation = -1
@@ -204,7 +219,11 @@ class BlockReplica:
     def version(self, block_id: int) -> int | None:
         """The version now, as far as it has heard; ABSENT for a block that holds nothing, None for unknown."""
         with self._lock:
-            return self._versions.get(block_id, ABSENT) if self._synced() else None
+            version = self._versions.get(block_id, ABSENT) if self._synced() else None
+            if self._log is not None:
+                at: Row = {"node": self._node, "incarnation": self._incarnation, "seq": self._next}
+                self._log.write("read", {**at, "block": str(block_id), "version": version})
+            return version
 
     def is_current(self, block_id: int, version: int) -> bool:
         """Whether a copy of ``block_id`` made at ``version`` may be used. False where it cannot tell."""
@@ -221,6 +240,8 @@ class BlockReplica:
     def apply(self, message: Message) -> Outcome:
         """Takes a message in; what it did."""
         with self._lock:
+            if message.kind is Kind.UPDATE:
+                _write(self._log, self._node, "receive", message)
             outcome = self._apply(message)
             self.outcomes[outcome] += 1
             return outcome
@@ -238,6 +259,7 @@ class BlockReplica:
         if message.kind is Kind.SNAPSHOT:
             if not restarted and message.sequence < self._next:
                 return Outcome.DUPLICATE
+            _write(self._log, self._node, "snapshot", message)
             self._versions = dict(message.blocks)
             self._next = message.sequence
             self._seen = max(self._seen, self._next)
@@ -268,9 +290,19 @@ class BlockReplica:
         self._early = {sequence: early for sequence, early in self._early.items() if sequence > self._next}
 
     def _take(self, message: Message) -> None:
+        _write(self._log, self._node, "apply", message)
         for block_id, version in message.blocks:
             if version == ABSENT:
                 self._versions.pop(block_id, None)
             else:
                 self._versions[block_id] = version
         self._next = message.sequence + 1
+
+
+def _write(log: EventLog | None, node: str, op: str, message: Message) -> None:
+    """A line for each block of the message, one without a block where it has none."""
+    if log is None:
+        return
+    common: Row = {"node": node, "incarnation": message.incarnation, "seq": message.sequence}
+    rows: list[Row] = [{**common, "block": str(block_id), "version": version} for block_id, version in message.blocks]
+    log.write(op, *(rows or [common]))

@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, MutableMapping
 from queue import SimpleQueue
 from typing import TypeVar
@@ -22,6 +23,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 SWEEP_ENTRIES = 1_000
 """How many entries a sweep removes at a time while it has the lock."""
+LOGGED_FRAMES = 4
 _log = logging.getLogger("leakscope.cachekit")
 
 
@@ -77,6 +79,7 @@ class Cache(MutableMapping[K, V]):
         # Finalizers run at any moment, in the thread that has the lock too: all they do is put into this queue.
         self._dropped: SimpleQueue[Lease[K, V]] = SimpleQueue()
         self._unreported: list[Lease[K, V]] = []
+        self._reported: Counter[tuple[str, str]] = Counter()
 
     # --- the mapping
 
@@ -241,8 +244,7 @@ class Cache(MutableMapping[K, V]):
                 self._take_dropped(now)
                 last = self._store.expire(now, SWEEP_ENTRIES) + self._store.free_retired(SWEEP_ENTRIES)
                 unreported, self._unreported = self._unreported, []
-            for lease in unreported:
-                _log.warning("%s: %s dropped a handle without release: %s", self.name, lease.owner, lease.stack.text())
+            self._report(Counter((lease.owner, lease.stack.text(LOGGED_FRAMES)) for lease in unreported))
             removed += last
             if not last:
                 break
@@ -255,6 +257,18 @@ class Cache(MutableMapping[K, V]):
         with self._lock:
             self._settled()
             return self._store.stats()
+
+    def _report(self, dropped: Counter[tuple[str, str]]) -> None:
+        """Logs handles that were dropped, by (owner, stack): at the first, and whenever there are ten times as many."""
+        for place, count in dropped.items():
+            before = self._reported[place]
+            self._reported[place] += count
+            if not before or len(str(before)) < len(str(before + count)):
+                owner, stack = place
+                _log.warning(
+                    "%s: %s dropped %d handles without release up to now, made in %s",
+                    self.name, owner or "somebody", before + count, stack,
+                )  # fmt: skip
 
     def _settled(self) -> float:
         """The time, after giving up dropped handles and removing all that has expired by now."""

@@ -1,8 +1,9 @@
 """Lives of cache objects as JSON lines that leakscope reads as cache events.
 
-One line an event: ``ts_ns``, ``op`` (insert, evict, access, ref, unref, insert_fail, invalidate), ``obj``, ``size``
-in bytes, ``owner``, and where they apply ``hold`` (the handle that a ref or unref is of), ``stack`` (where it was made), ``ttl_ns`` and
-``cause``. Keys and values of the cache never get in: a key may be a prompt.
+One line an event: ``ts_ns``, ``op`` (insert, evict, access, ref, unref, insert_fail, invalidate, gap), ``obj``,
+``size`` in bytes, ``owner``, and where they apply ``hold`` (the handle that a ref or unref is of), ``refcount`` after
+it, ``stack`` (where it was made), ``ttl_ns``, ``generation`` and ``cause``. Keys and values of the cache never get in:
+a key may be a prompt.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+Row = dict[str, str | int | None]
+"""What a line says beside its time and its op."""
 FLUSH_BYTES = 64 << 10
 FLUSH_S = 1.0
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -46,15 +49,19 @@ class EventLog:
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
         atexit.register(self.close)
 
-    def emit(self, op: str, obj: str, size: int = 0, owner: str = "", **more: str | int | list[list[int]]) -> None:
-        """Adds one event at the time of the call. ``size`` in bytes; a closed log drops it and counts it."""
+    def emit(self, op: str, obj: str, size: int = 0, owner: str = "", **more: str | int) -> None:
+        """Adds one event of an object. ``size`` in bytes."""
+        self.write(op, {"obj": obj, "size": size, "owner": owner, **more})
+
+    def write(self, op: str, *rows: Row) -> None:
+        """Adds a line for each row, all at the time of the call; a closed log drops and counts them."""
         with self._lock:
-            # Never the same time twice, so that the order of events survives any sort by time.
+            # No two calls have the same time, so that the order of events survives any sort by time.
             self._last_ns = max(self._last_ns + 1, self._clock_ns())
-            event = {"ts_ns": self._last_ns, "op": op, "obj": obj, "size": size, "owner": owner, **more}
-            line = _encode(event)
-            self._lines.append(line)
-            self._bytes += len(line)
+            for row in rows:
+                line = _encode({"ts_ns": self._last_ns, "op": op, **row})
+                self._lines.append(line)
+                self._bytes += len(line)
             if self._bytes >= FLUSH_BYTES or time.monotonic() - self._flushed_s >= FLUSH_S:
                 self._write()
 

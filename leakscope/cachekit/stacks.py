@@ -18,9 +18,10 @@ class Stack(NamedTuple):
 
     frames: tuple[tuple[CodeType, int], ...]
 
-    def text(self) -> str:
-        """``function (file:line)`` joined by ``;``, outermost first: the form of leakscope's event files."""
-        return ";".join(_name(code, line) for code, line in self.frames)
+    def text(self, innermost: int = 0) -> str:
+        """``function (file:line)`` joined by ``;``, outermost first: the form of leakscope's event files. Of the
+        ``innermost`` frames alone where that is not 0."""
+        return ";".join(_name(code, line) for code, line in self.frames[-innermost:])
 
 
 def calling_stack(depth: int) -> Stack:

@@ -94,7 +94,7 @@ def attribute(
     limit_bytes = size_bytes(limit, "--limit") if limit else None
     rules = read_rules(wrappers) if wrappers else NO_RULES
     options = Options(layer, pid, warmup, max(top, 20), how, limit_bytes, rules)
-    report = _report(evidence, options, memory, duration, pool_blocks)
+    report = report_of(evidence, options, memory, duration, pool_blocks)
     if chains is not None:
         write_graph(report.chains, chains)
     if as_json:
@@ -114,15 +114,17 @@ def attribute(
     return codes.get(report.verdict.verdict, ExitCode.DONE)
 
 
-def _report(
+def report_of(
     evidence: Sequence[str | Path],
     options: Options,
     memory: str,
     duration_s: float | None = None,
     pool_blocks: int | None = None,
+    *,
+    runs: bool = False,
 ) -> Report:
     """The report of everything together. Files of other tools and live sources go into a capture for this once; beside
-    captures, those without memory events give no verdict of their own."""
+    captures, those without memory events give no verdict of their own. ``runs``: also what the runs did."""
     import secrets
     from contextlib import ExitStack
     from dataclasses import replace
@@ -132,6 +134,7 @@ def _report(
     from leakscope.capture import Capture
     from leakscope.capture.reader import scratch_directory
     from leakscope.detect.combine import combine
+    from leakscope.detect.runs import run_of
     from leakscope.detect.together import attribute_together
     from leakscope.ingest import Options as ImportOptions
     from leakscope.ingest import import_files, kind_of
@@ -156,6 +159,8 @@ def _report(
         with ExitStack() as stack:
             opened = [(stack.enter_context(c.connect(memory_limit=memory)), c.manifest) for c in captures]
             reports = attribute_together(opened, options)
+            for report, (con, manifest) in zip(reports, opened, strict=True):
+                report.runs = [run_of(con, manifest)] if runs else []
     except duckdb.Error as error:
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BadInputError(f"{', '.join(map(str, evidence))}: cannot be attributed: {line}") from None

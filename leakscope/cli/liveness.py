@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leakscope.cli.live import DurationOption, PoolOption, collect_sources, split_evidence
+from leakscope.cli.evidence import opened_evidence
+from leakscope.cli.live import DurationOption, PoolOption
 from leakscope.cli.quantities import seconds
-from leakscope.errors import BadInputError
 
 if TYPE_CHECKING:
-    from leakscope.liveness.analyse import Options
-    from leakscope.liveness.graph import Graph
-    from leakscope.model.liveness import Liveness
+    pass
 
 DEFAULT_MEMORY = "2GiB"
 
@@ -69,7 +66,7 @@ def liveness(
     """Say who keeps memory alive: classes of objects, holders and what they retain, what is held or allocated and not
     used, why an object is alive."""
     from leakscope.detect.kv_cache import inferred_holds
-    from leakscope.liveness.analyse import Options
+    from leakscope.liveness.analyse import Options, analyse
 
     options = Options(
         stale_after_s=None if stale_after is None else seconds(stale_after, "--stale-after"),
@@ -79,7 +76,9 @@ def liveness(
         why=tuple(why or ()),
         inferred=(inferred_holds,),
     )
-    found, graph = _analysed(evidence, options, memory, duration, pool_blocks)
+    with opened_evidence(evidence, memory, duration, pool_blocks) as (captures, inputs):
+        found, graph = analyse(captures, options)
+    found.inputs = inputs
     if graphml is not None or dot is not None:
         from leakscope.report.liveness_graph import write_dot, write_graphml
 
@@ -98,59 +97,3 @@ def liveness(
         from leakscope.report.liveness import print_liveness
 
         print_liveness(Console(highlight=False), found, top)
-
-
-def _analysed(
-    evidence: Sequence[str | Path],
-    options: Options,
-    memory: str,
-    duration_s: float | None = None,
-    pool_blocks: int | None = None,
-) -> tuple[Liveness, Graph]:
-    """The liveness of everything together; files of other tools and live sources go into a capture for this once."""
-    import secrets
-    from contextlib import ExitStack
-
-    import duckdb
-
-    from leakscope.capture import Capture
-    from leakscope.capture.reader import scratch_directory
-    from leakscope.ingest import Options as ImportOptions
-    from leakscope.ingest import import_files, kind_of
-    from leakscope.liveness.analyse import analyse
-
-    addresses, given = split_evidence(evidence)
-    missing = next((path for path in given if not path.exists()), None)
-    if missing is not None:
-        raise BadInputError(f"{missing}: no such file or capture")
-    files = [path for path in given if kind_of(path) is not None]
-    paths = [path for path in given if path not in files]
-    captures = [_opened(path) for path in paths]
-    inputs: list[dict[str, Any]] = [
-        {"path": str(path), "kind": "capture", "problems": capture.problems}
-        for path, capture in zip(paths, captures, strict=True)
-    ]
-    if files or addresses:
-        scratch = Path(scratch_directory()) / f"imported-{secrets.token_hex(4)}.lscope"
-        imported = collect_sources(addresses, scratch, duration_s)
-        imported += import_files(files, scratch, ImportOptions(pool_blocks=pool_blocks)) if files else []
-        inputs += [file.to_json() for file in imported]
-        captures.append(Capture.open(scratch))
-    try:
-        with ExitStack() as stack:
-            opened = [(stack.enter_context(c.connect(memory_limit=memory)), c.manifest) for c in captures]
-            found, graph = analyse(opened, options)
-    except duckdb.Error as error:
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise BadInputError(f"{', '.join(map(str, evidence))}: cannot be analysed: {line}") from None
-    found.inputs = inputs
-    return found, graph
-
-
-def _opened(path: Path) -> Any:
-    from leakscope.capture import Capture
-
-    try:
-        return Capture.open(path)
-    except BadInputError as error:
-        raise BadInputError(f"{error}; nor is it a report that 'leakscope import' knows") from None

@@ -30,6 +30,8 @@ VERBS = {
     "soak": Verb("leakscope.cli.soak", "Watch a service for days, through its restarts."),
     "import": Verb("leakscope.cli.import_", "Import reports of Nsight, PyTorch and memleak into a capture."),
     "attribute": Verb("leakscope.cli.attribute", "Say what leaks, who caused it, and how sure that is."),
+    "check": Verb("leakscope.cli.check", "Pass or fail on memory: the gate of a pull request."),
+    "baseline": Verb("leakscope.cli.baseline", "Write what a run keeps into a file for check."),
     "liveness": Verb("leakscope.cli.liveness", "Say who keeps memory alive, and what nobody uses any more."),
     "query": Verb("leakscope.cli.query", "Run SQL on the tables of a capture."),
     "symbolize": Verb("leakscope.cli.symbolize", "Find names and lines of native frames after the fact."),

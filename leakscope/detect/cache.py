@@ -163,7 +163,10 @@ def _stack(holds: pd.DataFrame, con: duckdb.DuckDBPyConnection | None) -> tuple[
 
 TIME_ZERO_NS = 1_000_000_000
 """Time zero of event files; a file that begins earlier begins at its own first event."""
+LATEST_START_NS = TIME_ZERO_NS + 3_600 * 10**9
+"""A file whose first event comes later has another clock (monotonic, UTC) and begins at that event, too."""
 
 
 def _since_zero(at_ns: int, start_ns: int) -> float:
-    return max(0.0, (at_ns - min(TIME_ZERO_NS, start_ns)) / 1e9)
+    zero_ns = start_ns if start_ns > LATEST_START_NS else min(TIME_ZERO_NS, start_ns)
+    return max(0.0, (at_ns - zero_ns) / 1e9)

@@ -41,7 +41,7 @@ more…"""
 CONFIRMED_SHARE = 0.75
 """…and must stand at this share of them, this one included."""
 WAVE_SHARE = 0.05
-HALF_DAY_SHARE = 0.01
+HALF_DAY_SHARE = 0.003
 START_UP_SHARE = 0.12
 """Prior standard deviations of a wave of 24 hours and of 12, and of a start-up, as shares of the level: a daily swing
 of 20 % is two of it."""

@@ -153,7 +153,7 @@ def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, 
     else:  # the second reason is the rate, said above
         _indented(console, "; ".join((*finding.reasons[:1], *finding.reasons[2:])))
     if chain := chains.get(finding.sites[0] if finding.sites else ""):
-        _indented(console, " → ".join(_name(link) for link in _shortened(chain.links, finding.culprit.frame)), "cyan")
+        _indented(console, chain_line(chain, finding.culprit.frame), "cyan")
     touches = next((s.touches for s in report.sites if finding.sites and s.id == finding.sites[0]), None)
     if touches:
         _indented(console, _touched(touches))
@@ -171,6 +171,11 @@ def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, 
         kept = sum(site.live_bytes for site in sites)
         caches = ", ".join(dict.fromkeys(site.slab_cache or site.kind for site in sites))
         _indented(console, f"with it, in the kernel: {size(kept)} ({caches})")
+
+
+def chain_line(chain: Chain, culprit: str = "") -> str:
+    """A chain in one line, its frames shortened to those around the culprit. Not escaped: see text.printable."""
+    return " → ".join(_name(link) for link in _shortened(chain.links, culprit))
 
 
 def _touched(touches: Touches) -> str:
