@@ -127,7 +127,7 @@ def test_a_replica_knows_a_true_state_or_nothing() -> None:
     run_state_machine_as_test(
         Network,
         settings=settings(
-            settings.default, max_examples=max(100, settings.default.max_examples // 4), stateful_step_count=50,
+            settings.default, max_examples=max(60, settings.default.max_examples // 4), stateful_step_count=50,
             deadline=None, suppress_health_check=[HealthCheck.too_slow],
         ),
     )  # fmt: skip
