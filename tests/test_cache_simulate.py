@@ -84,6 +84,7 @@ def test_what_is_past_its_time_is_stale_and_inserted_anew() -> None:
     trace = trace_of([1, 1, 1, 1, 2], times=[0, 9, 10, 19, 100])
     found = replay(trace, "lru", 5, Options(ttl_s=10))
     assert (found.misses, found.stale, found.stale_ratio) == (3, 1, 0.2)
+    assert replay(trace_of([1, 1, 1], times=[0, 10, 20]), "lru", 5, Options(ttl_s=10)).stale == 2  # the end is past it
     own = trace_of([1, 1, 1, 1, 2], times=[0, 9, 10, 19, 100], ttls_s=np.array([5, 50, 5, 5, np.nan]))
     found = replay(own, "infinite", 5, Options(ttl_s=20))  # at 9 it is 9 s old, at 10 and 19 of the life from 9 on
     assert (found.misses, found.stale) == (3, 1)
