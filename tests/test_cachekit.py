@@ -79,7 +79,8 @@ def test_an_entry_lives_exactly_its_time() -> None:
     clock.now += 59.999
     assert cache["a"] == 1
     clock.now = 160.0
-    assert (cache.get("a"), cache["b"], len(cache)) == (None, 2, 1)
+    assert (cache.get("a"), cache._store.size) == (None, 1)  # found stale, and removed at once
+    assert (cache["b"], len(cache)) == (2, 1)
     stats = cache.stats()
     assert (stats.hits, stats.misses, stats.stale, stats.evictions) == (2, 1, 1, {"ttl": 1})
     assert stats.hit_ratio == 2 / 3
@@ -132,6 +133,10 @@ def test_a_refused_replacement_leaves_the_entry() -> None:
         assert cache["a"] is small
     cache["a"] = Value(3)  # b is free again and goes
     assert (list(cache), cache.currsize) == (["a"], 3)
+    with cache.put_strong("b", Value(7)), pytest.raises(CacheFullError):
+        cache["a"] = Value(4)
+    cache["c"] = Value(10)  # a can be evicted as before
+    assert (list(cache), cache.currsize) == (["c"], 10)
 
 
 def test_a_handle_keeps_to_its_entry_when_the_key_is_set_again() -> None:
@@ -199,6 +204,10 @@ def test_entries_of_other_generations_are_evicted_first() -> None:
     assert list(cache) == ["b", "c", "d"]
     cache.activate(one)
     assert list(cache) == []
+    cache["e"] = 1
+    assert list(cache) == ["e"]  # b, of the generation that is not current, though e's is the older one
+    cache.activate(two)
+    assert list(cache) == ["c", "d"]
 
 
 def test_fingerprints_name_model_and_data(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_a_replica_knows_a_true_state_or_nothing() -> None:
     run_state_machine_as_test(
         Network,
         settings=settings(
-            settings.default, max_examples=max(100, settings.default.max_examples // 4), stateful_step_count=50,
+            settings.default, max_examples=max(60, settings.default.max_examples // 4), stateful_step_count=50,
             deadline=None, suppress_health_check=[HealthCheck.too_slow],
         ),
     )  # fmt: skip
@@ -213,8 +213,10 @@ def test_what_is_not_kept_any_more_comes_as_a_snapshot() -> None:
     assert table.replay(9, 0) == [snapshot]
     replica.apply(snapshot)
     assert (replica.synced, replica.version(0), replica.version(4)) == (True, ABSENT, 1)
-    table.changed(0)
+    assert replica.apply(table.changed(0)) is Outcome.APPLIED
     assert table.version(0) == 2  # not 1 again
+    assert replica.apply(snapshot) is Outcome.DUPLICATE  # late, and older than what is known
+    assert (replica.synced, replica.version(0)) == (True, 2)
 
 
 def test_versions_that_run_out_begin_a_new_incarnation() -> None:

@@ -223,7 +223,7 @@ def test_the_cache_does_what_the_model_does() -> None:
     run_state_machine_as_test(
         CacheMachine,
         settings=settings(
-            settings.default, max_examples=max(100, settings.default.max_examples // 4), stateful_step_count=50,
+            settings.default, max_examples=max(60, settings.default.max_examples // 4), stateful_step_count=50,
             deadline=None, suppress_health_check=[HealthCheck.too_slow],
         ),
     )  # fmt: skip
