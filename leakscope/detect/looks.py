@@ -40,11 +40,11 @@ CONFIRMING_SHARE = 0.15
 more…"""
 CONFIRMED_SHARE = 0.75
 """…and must stand at this share of them, this one included."""
-WAVE_SHARE = 0.05
+WAVE_SHARE = 0.07
 HALF_DAY_SHARE = 0.003
-START_UP_SHARE = 0.12
+START_UP_SHARE = 0.2
 """Prior standard deviations of a wave of 24 hours and of 12, and of a start-up, as shares of the level: a daily swing
-of 20 % is two of it."""
+of 28 % is two of it."""
 START_UP_S = 2 * 3600.0
 """Time constant of the start-up: caches, pools and workers of a service are there within hours."""
 SETTLED_S = 3 * START_UP_S
