@@ -1,9 +1,9 @@
-# leakscope: setup build demo test test-both check eval fuzz bench. Every target sets up what it needs.
+# leakscope: setup build demo test test-both check eval fuzz bench ci-sample. Every target sets up what it needs.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup system-packages samples programs nvtx build demo test test-both check eval fuzz bench gpu-check gpu-bundle clean
+.PHONY: setup system-packages samples programs nvtx build demo test test-both check eval fuzz bench ci-sample gpu-check gpu-bundle clean
 
 setup: system-packages $(VENV)/.installed
 
@@ -32,20 +32,27 @@ build: setup programs
 demo: samples nvtx
 	@$(BIN)/python samples/demo.py
 
+# Two processes: one for all that records, the other for the rest.
+TESTS := $(BIN)/python -m pytest -n 2 --dist loadgroup
+
 test: samples programs
-	$(BIN)/python -m pytest
+	@tools/system-packages.sh test
+	$(TESTS)
 
 # The same with every recording made under both loaders, which takes about twice as long.
 test-both: samples programs
-	LEAKSCOPE_TEST_LOADER=both $(BIN)/python -m pytest
+	@tools/system-packages.sh test
+	LEAKSCOPE_TEST_LOADER=both $(TESTS)
 
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Verdicts on generated series beside other rules (minutes), and on a folder of leak cases (LEAKSCOPE_CASES).
-eval: setup
+# Verdicts on generated series beside other rules (minutes) and on a folder of leak cases (LEAKSCOPE_CASES), as they are and
+# perturbed; then 100 recordings of a clean sample and 100 of a leaking one (LEAKSCOPE_EVAL_RECORDINGS), of which
+# `leakscope check` may misjudge none.
+eval: samples programs
 	@tools/eval.sh "$(BIN)"
 
 fuzz: setup
@@ -54,6 +61,10 @@ fuzz: setup
 bench: samples programs
 	@tools/system-packages.sh bench
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+# `leakscope check` on the captured traces of samples/ci, as a CI job would; they are made by samples/ci/record.py.
+ci-sample: setup
+	@tools/ci-sample.sh "$(BIN)"
 
 # What needs a real GPU, in one run without network; without one it says of each step why it is not possible.
 gpu-check:

@@ -23,7 +23,7 @@ FloatArray = npt.NDArray[np.float64]
 MIB = 2.0**20
 LEVEL = 6 * 1024 * MIB
 HOURS, STEP_S = 72, 30.0
-RATES_MIB_H = (0, 5, 20, 48.6, 100, 200, 1000, 5000)
+RATES_MIB_H = (0, 5, 48.6, 200, 1000)
 NOISES = ((0.01, 0.0), (0.0005, 0.0), (0.01, 0.98))
 """Standard deviation as a share of the level, and first-order autocorrelation."""
 

@@ -118,7 +118,11 @@ at each recording, so the others are left out unless LEAKSCOPE_TEST_LOADER=both 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """No test records without saying so: the marker and the fixtures go together. Leaves out most recordings by bcc."""
+    """No test records without saying so: the marker and the fixtures go together. Leaves out most recordings by bcc.
+
+    Where tests run in several processes (`pytest -n`), all that record stay in one of them, one after another, and each
+    other module in one.
+    """
     if not os.environ.get("LEAKSCOPE_TEST_LOADER"):
         wanted = [item for item in items if not _by_bcc(item) or item.path.stem in BOTH_LOADERS]
         left_out = [item for item in items if item not in set(wanted)]
@@ -130,6 +134,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"{item.nodeid}: marked bpf, but asks for neither of the fixtures bpf, can_record")
         if "bpf" in names:
             item.add_marker("bpf")
+        records = {"bpf", "can_record", "core"} & set(names)
+        item.add_marker(pytest.mark.xdist_group("recording" if records else item.path.stem))
 
 
 @pytest.fixture(scope="session")

@@ -106,7 +106,7 @@ def record_at_once(
 
 @pytest.fixture(scope="module")
 def same(bpf: None, tmp_path_factory: pytest.TempPathFactory) -> Same:
-    """Leaks in three layers and in malloc, recorded as a stream and as a census."""
+    """Leaks in three layers and in malloc, recorded as a stream, as a census, and as a stream that ends after it."""
     programs: dict[str, tuple[object, ...]] = {
         "leak_socketpair": ("--count", SOCKET_PAIRS, "--churn", 1, "--pause-us", 6000),
         "cuda_leak": ("--count", CUDA_OBJECTS, "--churn", 2, "--failing", 3, "--pause-us", 0),
@@ -115,7 +115,8 @@ def same(bpf: None, tmp_path_factory: pytest.TempPathFactory) -> Same:
     }
     options = ("--stacks", "all", "--malloc")  # sampled stacks are drawn anew in each recording
     place = tmp_path_factory.mktemp("same")
-    return record_at_once(place, programs, {"stream": options, "census": (*CENSUS, *options)})
+    # recordings end in this order
+    return record_at_once(place, programs, {"stream": options, "census": (*CENSUS, *options), "later": options})
 
 
 @pytest.fixture(scope="module")
@@ -149,13 +150,22 @@ def test_planted_survivors_are_exact_by_site(same: Same, reports: tuple[Report, 
             assert sum(one.live_objects for one in found) == site["objects"], site
 
 
-def test_every_site_is_what_the_stream_says(same: Same, reports: tuple[Report, Report]) -> None:
-    stream, census = map(by_site, reports)
+def test_every_site_is_what_the_streams_say(same: Same, reports: tuple[Report, Report]) -> None:
+    stream, census, later = map(by_site, (*reports, report_of(same.recordings["later"])))
     # apart from those whose addresses were seen handed out again: how many were depends on when a recording ends
     reused = {named(site) for report in reports for site in report.sites if site.free_seen_share not in (None, 1.0)}
     compared = (stream.keys() | census.keys()) - reused
     assert len(compared) > 100
-    differing = {key: (stream.get(key), census.get(key)) for key in compared if stream.get(key) != census.get(key)}
+    # given that nothing is allocated any more when the recordings end, but the kernel still frees (lazily: vmap areas,
+    # RCU), then what the census calls live lies between what the streams before and after it call live
+    differing = {
+        key: (stream.get(key), census.get(key), later.get(key))
+        for key in compared
+        if not (key in stream and key in census and key in later)
+        or not (stream[key][2:] == census[key][2:] == later[key][2:])
+        or not (stream[key][:2] >= census[key][:2] >= later[key][:2])
+    }
+    assert sum(stream[key][:2] == census[key][:2] for key in compared & stream.keys() & census.keys()) > 100
     # a free that one of them missed, nested in its own program's run, shows at one site
     assert len(differing) <= same.misses(), differing
     layers = [{layer.layer: (layer.live_bytes, layer.allocated_bytes) for layer in report.layers} for report in reports]
@@ -163,11 +173,8 @@ def test_every_site_is_what_the_stream_says(same: Same, reports: tuple[Report, R
     assert layers[0]["host"] == layers[1]["host"]
 
 
-def test_the_same_verdicts_and_chains(reports: tuple[Report, Report]) -> None:
-    # given a program that leaks as long as the recording goes, and one whose device memory all comes at once
-    for report in reports:
-        assert leaks_of(report)["open_session_and_forget"] == "descriptor_leak"
-    # then the chains agree, down to the number of calls
+def test_the_same_chains(reports: tuple[Report, Report]) -> None:
+    # given device memory that all comes at once, then the chains agree, down to the number of calls
     chains = []
     for report in reports:
         names = {site.id: site for site in report.sites}
@@ -249,7 +256,7 @@ def test_the_end_of_a_process_gives_nothing_back(after_exit: Recording) -> None:
     report = report_of(after_exit)
     slack = after_exit.losses("recursion_miss")
     leaks = leaks_of(report)
-    assert "open_session_and_forget" in leaks
+    assert leaks["open_session_and_forget"] == "descriptor_leak"
     (sockets,) = [s for s in planted(report, "open_session_and_forget") if s.slab_cache == "kmalloc-cg-4k"]
     assert 0 <= sockets.live_objects - 2003 <= slack and sockets.outlives_process_bytes == 0
     messages = [s for s in planted(report, "post_and_abandon") if "load_msg" in s.stack]

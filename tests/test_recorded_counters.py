@@ -89,9 +89,13 @@ def test_ends_that_a_killed_recorder_did_not_tell_are_taken_from_the_readings() 
     given = readings(
         process__7__rss=np.where(TIMES < 3600, 3.0, np.nan), process__9__rss=np.where(TIMES >= 7200, 2.0, np.nan)
     )
+    # a running maximum is told a little longer than its process lives
+    given.series["process", "7", "rss_anon_peak"] = (np.array([0.0, 3700.0]), np.array([1.0, 2.0]))
     ended, begun = settled(given, [Life(7), Life(9)])
     assert (ended.start_s, ended.end_s) == (float("-inf"), 3540.0)
     assert (begun.start_s, begun.end_s) == (7200.0, float("inf"))
+    # and one that was there before and joined late begins, for the recording, when it was first read
+    assert settled(given, [Life(7, start_s=-9.0), Life(9, start_s=-5.0)])[1].start_s == 7200.0
 
 
 @pytest.mark.parametrize(
@@ -198,3 +202,20 @@ def test_growth_that_others_have_a_part_in_is_never_the_verdict(tmp_path: Path) 
     assert (finding.verdict, finding.kind) == ("inconclusive", "partial_data")
     assert finding.culprit and finding.culprit.slab_cache == "kmalloc-64"
     assert finding.reasons[0] == "the host counts others too, not only what was recorded"
+
+
+def test_a_recording_is_calibrated_three_ways(tmp_path: Path) -> None:
+    # given a process that uses 600 MiB of a device of which 650 MiB are in use, in 360 readings
+    capture = capture_of(noisy(500.0 * MIB), TIMES, events="")
+    for t in TIMES.tolist():
+        capture.sample(t, "vss", 2000.0 * MIB, "process", "100")
+        capture.sample(t, "gpu_process_used", 600.0 * MIB, "process", "100")
+        capture.sample(t, "gpu_used", 650.0 * MIB, "device", "GPU-1")
+    found = {one.dimension: one for one in report_of(capture, tmp_path).calibration}
+    assert {name: one.reference for name, one in found.items()} == {
+        "rss": "rss_anon", "vss": "rss", "gpu_used": "gpu_device_used",
+    }  # fmt: skip
+    # then the device's 50 MiB of others are the offset, and nothing strays after it
+    gpu = found["gpu_used"]
+    assert (gpu.offset_bytes, gpu.after_robust, gpu.divergences) == (-50 * MIB, 0.0, ())
+    assert gpu.before == pytest.approx(50 / 650)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import recording
 from recording import LEAKSCOPE, ROOT, Waiting, until
 
 from leakscope.capture import Capture
+from leakscope.capture.continuation import CUT_SHORT
 from leakscope.errors import LeakscopeError
 
 COUNT = 50
@@ -34,7 +36,7 @@ class Soak:
     def __init__(self, path: Path, pid: int, name: str) -> None:
         self.path = path
         self._streams = [path.parent / f"{name}.{stream}" for stream in ("stdout", "stderr")]
-        options = ["--loader", recording.LOADER, "--interval", "200ms", "--limit", "1GiB", "--json", "-o", str(path)]
+        options = ["--loader", recording.LOADER, "--interval", "500ms", "--limit", "1GiB", "--json", "-o", str(path)]
         with self._streams[0].open("w") as stdout, self._streams[1].open("w") as stderr:
             self.process = subprocess.Popen(
                 [*LEAKSCOPE, "soak", *options, "-p", str(pid)], cwd=ROOT, stdout=stdout, stderr=stderr,
@@ -70,6 +72,7 @@ class Soak:
 
 def kept(path: Path, pid: int) -> int:
     """Bytes that the capture so far says a process keeps at the site; a capture that is being written reads."""
+    time.sleep(0.3)  # opening it checks every part
     try:
         with Capture.open(path).connect() as con:
             row = con.execute(KEPT, [pid, SITE]).fetchone()
@@ -104,6 +107,7 @@ class Run:
             self.manifest_before = json.loads((self.path / "manifest.json").read_text())
             soak = Soak(self.path, second.pid, "second")
             soak.wait_sources(2)
+            soak.wait_said("leakscope: price")  # from here on a signal finds something recorded
             self.pids = (first.pid, second.pid)
             self.code, out = soak.end(signal.SIGINT)
             self.report: dict[str, Any] = json.loads(out)
@@ -128,7 +132,7 @@ def test_a_target_that_is_started_again_is_followed_to_the_byte(run: Run) -> Non
     assert [kept(run.path, pid) for pid in run.pids] == [run.truth, run.truth]
     assert soak["generations"] == 2
     (restart,) = [one for one in soak["happenings"] if one["what"] == "target"]
-    assert restart["text"] == f"the target started again: leak_mmap (PID {run.pids[1]})"
+    assert restart["text"] == f"the target was started again: leak_mmap (PID {run.pids[1]})"
 
 
 def test_a_recorder_that_was_killed_goes_on_with_its_capture(run: Run) -> None:
@@ -138,6 +142,8 @@ def test_a_recorder_that_was_killed_goes_on_with_its_capture(run: Run) -> None:
     assert run.code == 130 and soak["ended_by"] == "signal"
     assert soak["sources"] == 2 and [source.id for source in capture.manifest.sources] == [0, 1]
     assert capture.problems == []
+    first, second = capture.manifest.sources
+    assert CUT_SHORT in first.limits and CUT_SHORT not in second.limits
     with capture.connect() as con:
         assert [row[0] for row in con.execute("SELECT DISTINCT source_id FROM samples ORDER BY 1").fetchall()] == [0, 1]
         # ids of both do not collide

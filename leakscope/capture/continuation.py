@@ -18,6 +18,8 @@ from leakscope.capture.writer import CaptureWriter
 from leakscope.errors import BadInputError
 from leakscope.model.manifest import Source
 
+CUT_SHORT = "its recorder was stopped before it could finish: its last rows, its processes and its losses are missing"
+
 
 class ContinuingWriter(CaptureWriter):
     """Writes one more source into a capture that exists. Rows come as those of a source of their own: its number, and
@@ -44,6 +46,9 @@ class ContinuingWriter(CaptureWriter):
             raise BadInputError(f"{path}: is damaged ({capture.left_out[0]}); record into a new capture")
         manifest = capture.manifest
         source.id = max((known.id for known in manifest.sources), default=-1) + 1
+        for before in manifest.sources:
+            if before.kind == "recording" and not before.end_ns and CUT_SHORT not in before.limits:
+                before.limits.append(CUT_SHORT)
         manifest.parts = list(capture.found)
         manifest.sources.append(source)
         manifest.complete, manifest.incomplete_reason = False, ""

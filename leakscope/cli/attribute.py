@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from leakscope.cli.live import DurationOption, PoolOption, collect_sources, split_evidence
 from leakscope.errors import BadInputError, ExitCode
 from leakscope.model.words import LAYERS
 
@@ -22,9 +24,12 @@ DEFAULT_MEMORY = "2GiB"
 
 def attribute(
     evidence: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            metavar="EVIDENCE…", help="Captures, packed ones too, and reports that import knows.", show_default=False
+            metavar="EVIDENCE…",
+            help="Captures, packed ones too, reports that import knows, and live sources (tcp://HOST:PORT of KV "
+            "events, redis://…, memcached://…, http://…/metrics).",
+            show_default=False,
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one object of schema leakscope-report/1.")] = False,
@@ -63,6 +68,8 @@ def attribute(
         Path | None,
         typer.Option(metavar="FILE", help="TOML file whose [wrappers] name frames that are never the culprit."),
     ] = None,
+    duration: DurationOption = None,
+    pool_blocks: PoolOption = None,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory for sums over events; beyond it they go to disk.")
     ] = DEFAULT_MEMORY,
@@ -87,7 +94,7 @@ def attribute(
     limit_bytes = size_bytes(limit, "--limit") if limit else None
     rules = read_rules(wrappers) if wrappers else NO_RULES
     options = Options(layer, pid, warmup, max(top, 20), how, limit_bytes, rules)
-    report = _report(evidence, options, memory)
+    report = report_of(evidence, options, memory, duration, pool_blocks)
     if chains is not None:
         write_graph(report.chains, chains)
     if as_json:
@@ -107,9 +114,17 @@ def attribute(
     return codes.get(report.verdict.verdict, ExitCode.DONE)
 
 
-def _report(evidence: list[Path], options: Options, memory: str) -> Report:
-    """The report of everything together. Files of other tools are imported into a capture for this once; beside
-    captures, files without memory events give no verdict of their own."""
+def report_of(
+    evidence: Sequence[str | Path],
+    options: Options,
+    memory: str,
+    duration_s: float | None = None,
+    pool_blocks: int | None = None,
+    *,
+    runs: bool = False,
+) -> Report:
+    """The report of everything together. Files of other tools and live sources go into a capture for this once; beside
+    captures, those without memory events give no verdict of their own. ``runs``: also what the runs did."""
     import secrets
     from contextlib import ExitStack
     from dataclasses import replace
@@ -119,27 +134,33 @@ def _report(evidence: list[Path], options: Options, memory: str) -> Report:
     from leakscope.capture import Capture
     from leakscope.capture.reader import scratch_directory
     from leakscope.detect.combine import combine
+    from leakscope.detect.runs import run_of
     from leakscope.detect.together import attribute_together
     from leakscope.ingest import Options as ImportOptions
     from leakscope.ingest import import_files, kind_of
 
-    missing = next((path for path in evidence if not path.exists()), None)
+    addresses, given = split_evidence(evidence)
+    missing = next((path for path in given if not path.exists()), None)
     if missing is not None:
         raise BadInputError(f"{missing}: no such file or capture")
-    files = [path for path in evidence if kind_of(path) is not None]
-    paths = [path for path in evidence if path not in files]
+    files = [path for path in given if kind_of(path) is not None]
+    paths = [path for path in given if path not in files]
     captures = [_opened(path) for path in paths]
     inputs = [[_input(capture, path)] for capture, path in zip(captures, paths, strict=True)]
     imported = []
-    if files:
+    if files or addresses:
         scratch = Path(scratch_directory()) / f"imported-{secrets.token_hex(4)}.lscope"
-        imported = import_files(files, scratch, ImportOptions(pid=options.pid))
+        imported = collect_sources(addresses, scratch, duration_s)
+        if files:
+            imported += import_files(files, scratch, ImportOptions(pid=options.pid, pool_blocks=pool_blocks))
         captures.append(Capture.open(scratch))
         inputs.append([file.to_json() | {"mem_events": file.rows.get("mem_events", 0)} for file in imported])
     try:
         with ExitStack() as stack:
             opened = [(stack.enter_context(c.connect(memory_limit=memory)), c.manifest) for c in captures]
             reports = attribute_together(opened, options)
+            for report, (con, manifest) in zip(reports, opened, strict=True):
+                report.runs = [run_of(con, manifest)] if runs else []
     except duckdb.Error as error:
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BadInputError(f"{', '.join(map(str, evidence))}: cannot be attributed: {line}") from None
@@ -148,7 +169,7 @@ def _report(evidence: list[Path], options: Options, memory: str) -> Report:
     if imported:
         if not captures[-1].rows("mem_events") and paths:
             reports[-1].judged = False
-        said = tuple(f"{file.path.name}: {finding}" for file in imported for finding in file.findings)
+        said = tuple(f"{file.source.name}: {finding}" for file in imported for finding in file.findings)
         verdict = reports[-1].verdict
         reports[-1].verdict = replace(verdict, missing=(*verdict.missing, *said))
     return combine(reports)

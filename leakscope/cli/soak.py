@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from leakscope.model.soak import SoakSummary
     from leakscope.soak.watch import Plan
 
-INTERVAL_S = 30.0
-
 
 def soak(
     command: Annotated[list[str] | None, typer.Argument(metavar="[-- CMD…]", help="Command to run and watch.")] = None,
@@ -36,9 +34,7 @@ def soak(
     duration: Annotated[
         str, typer.Option("-d", "--duration", metavar="TIME", help="How long, from the start of the capture.")
     ] = "72h",
-    interval: Annotated[
-        str, typer.Option(metavar="TIME", help="Time between readings: samplers and census.", show_default="30s")
-    ] = "30s",
+    interval: Annotated[str, typer.Option(metavar="TIME", help="Time between readings: samplers and census.")] = "30s",
     limit: Annotated[
         str | None,
         typer.Option(metavar="BYTES", help="Memory limit to forecast against; default that of the control group."),
@@ -56,7 +52,7 @@ def soak(
     loader: Annotated[str, typer.Option(help="Loader of the probes: bcc, core, auto.")] = "auto",
     replay: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Watch a capture or a table of counters that is there, in place of a live"),
+        typer.Option(metavar="FILE", help="Watch what a capture or a table of counters holds, in place of a service."),
     ] = None,
     time_scale: Annotated[
         float | None,
@@ -117,11 +113,11 @@ def _replayed(path: Path, output: Path | None, plan: Plan) -> tuple[SoakSummary,
     from leakscope.soak.replay import Replay, open_evidence
     from leakscope.soak.watch import Watch
 
-    capture = open_evidence(path, output)
+    capture, inputs = open_evidence(path, output)
     plan.output = str(path)
     with SoakScreen(sys.stderr) as screen:
         summary = Replay(capture, Watch(plan), screen.update).run()
-    return summary, final_report(capture.path)
+    return summary, final_report(capture.path, plan.limit_bytes, inputs)
 
 
 def _recorded(
@@ -176,7 +172,7 @@ def _recorded(
     for recording in live.summaries:
         for note in dict.fromkeys([*recording.warnings, *recording.notes]):
             screen.say(note)
-    return summary, final_report(options.output)
+    return summary, final_report(options.output, plan.limit_bytes)
 
 
 def _print(summary: SoakSummary, report: Report, as_json: bool, top: int) -> None:

@@ -85,6 +85,10 @@ RECLAIMABLE_CACHES = re.compile(r"dentry|(?!sock_).*_inode_cache|inode_cache|rad
 # lazy_max_pages), so that those of freed task stacks and modules stay for a while. The memory itself is pages.
 DEFERRED_CACHES = re.compile(r"vmap_area")
 
+# What remains of a TCP connection that this side closed first: TIME_WAIT keeps a stand-in for its socket, and its port,
+# for a minute (RFC 9293, 3.6.1; TCP_TIMEWAIT_LEN of include/net/tcp.h). The caches of ports are merged with others.
+DEFERRED_CALLERS = re.compile(r"(inet_twsk_alloc|inet_bind2?_bucket_create)(\..*)?")
+
 
 def is_plumbing(frame: Frame) -> bool:
     """Whether ``frame`` allocates on behalf of others (or has no name at all). A user's own rules go first."""
@@ -164,6 +168,12 @@ def allocating(kernel: Sequence[Frame]) -> Frame | None:
         if not SLAB_ENTRY.fullmatch(frame.function):
             return frame
     return kernel[-1] if kernel else None
+
+
+def is_deferred(kernel: Sequence[Frame]) -> bool:
+    """Whether what this kernel stack allocates is freed by the kernel on a timer of its own."""
+    caller = allocating(kernel)
+    return caller is not None and bool(DEFERRED_CALLERS.fullmatch(caller.function))
 
 
 def inside_slab_allocator(kernel: Sequence[Frame]) -> bool:

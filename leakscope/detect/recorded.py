@@ -28,7 +28,15 @@ MIN_HOST_GAIN_BYTES = 1 << 20
 """Host-wide counters that gained less are not judged: there are some 300 of them, and most never move."""
 SILENT_READINGS = 3.0
 """A process that was not read for so many intervals while others were has ended."""
-_NOT_SUMMED = ("_peak",)  # running maxima: they rise by construction
+NOT_SUMMED = ("_peak",)
+"""Ends of names of running maxima: they rise by construction."""
+SUMMED_AS = {"gpu_process_used": "gpu_used"}
+SAME_START_S = 1.0
+"""Starts of one process as two recordings tell them: /proc counts in hundredths of a second."""
+START_ERROR_S = 0.02
+"""The start of a process is read in hundredths of a second, its end to the nanosecond."""
+BRIEF_PID = -1
+"""Stands for all processes that were read too few times to be told apart: their readings are sums."""
 _GAUGES = frozenset({"threads", "fds"})
 
 
@@ -113,16 +121,15 @@ def subjects(readings: Readings, lives: Sequence[Life], *, everyone: bool = Fals
     found: list[Subject] = []
     grid = _grid(processes)
     totals = _totals(processes, grid) if len(grid) else {}
+    begun = generations([life for life, _ in processes if life.root])
+    if len(begun) > 1 and len(grid):
+        totals[PROCESS_START] = (grid, _process_start(grid, [life.start_s for life in begun]))
+    totals |= readings.of_scope("service").get("", {})
     theirs, others = _groups(readings, totals, grid, everyone=everyone, cgroup=cgroup)
     device, shared_device = _devices(readings, totals, everyone=everyone)
     own = {**totals, **theirs, **device}
-    own |= readings.of_scope("service").get("", {})
     if own:
-        counters = _counters(own, readings.declared)
-        begun = generations([life for life, _ in processes if life.root])
-        if len(begun) > 1 and len(grid):
-            counters.append(_process_start(grid, [life.start_s for life in begun]))
-        found.append(Subject("service", "the recorded processes", counters))
+        found.append(Subject("service", "the recorded processes", _counters(own, readings.declared)))
     found += _single(processes) if len(processes) > 1 else []
     found += [Subject("cgroup", name, _counters(of), True) for name, of in others.items()]
     found += [Subject("device", name, _counters(of), True) for name, of in shared_device.items()]
@@ -134,8 +141,17 @@ def subjects(readings: Readings, lives: Sequence[Life], *, everyone: bool = Fals
 def settled(readings: Readings, lives: Sequence[Life]) -> list[Life]:
     """The processes with ends and starts that their recorder could not tell, as it was killed or began later: from the
     first reading of each to its last, where others were read before or after."""
-    spans = {scope_id: _span(of) for scope_id, of in readings.of_scope("process").items()}
-    read = [t for (scope, *_), (t, _) in readings.series.items() if scope == "process"]
+    # Maxima are told of processes that are gone already.
+    read_of = {
+        scope_id: [t for name, (t, _) in of.items() if not name.endswith(NOT_SUMMED)]
+        for scope_id, of in readings.of_scope("process").items()
+    }
+    spans = {
+        scope_id: (min(float(t[0]) for t in times), max(float(t[-1]) for t in times))
+        for scope_id, times in read_of.items()
+        if times
+    }
+    read = [t for times in read_of.values() for t in times]
     times = np.unique(np.concatenate(read)) if read else np.empty(0)
     if len(times) < 2:
         return list(lives)
@@ -148,15 +164,11 @@ def settled(readings: Readings, lives: Sequence[Life]) -> list[Life]:
             start, end = life.start_s, life.end_s
             if end == float("inf") and last_of[life.pid] is life and span[1] + silence < times[-1]:
                 end = span[1]
-            if start == float("-inf") and times[0] < span[0]:
-                start = span[0]
+            if max(start, times[0]) + silence < span[0]:
+                start = span[0]  # it joined a group long after it began
             life = Life(life.pid, life.name, start, end, life.root)
         made.append(life)
     return made
-
-
-def _span(counters: Mapping[str, tuple[FloatArray, FloatArray]]) -> tuple[float, float]:
-    return min(float(t[0]) for t, _ in counters.values()), max(float(t[-1]) for t, _ in counters.values())
 
 
 def _of_lives(
@@ -167,7 +179,7 @@ def _of_lives(
     for life in sorted(lives, key=lambda one: one.start_s):
         by_pid.setdefault(life.pid, []).append(life)
     for scope_id, counters in readings.of_scope("process").items():
-        pid = int(scope_id) if scope_id.isdigit() else -1
+        pid = int(scope_id) if scope_id.isdigit() else BRIEF_PID
         known = by_pid.get(pid, [Life(pid, root=False)])
         bounds = [life.start_s for life in known[1:]]
         for number, life in enumerate(known):
@@ -175,7 +187,7 @@ def _of_lives(
             high = bounds[number] if number < len(bounds) else float("inf")
             part = {}
             for name, (t, v) in counters.items():
-                if name.endswith(_NOT_SUMMED):
+                if name.endswith(NOT_SUMMED):
                     continue
                 inside = (t >= low) & (t < high)
                 if inside.any():
@@ -196,13 +208,19 @@ def _totals(
     sums: dict[str, FloatArray] = {}
     read: dict[str, npt.NDArray[np.bool_]] = {}
     count = np.zeros(len(grid))
-    for _, counters in processes:
+    for life, counters in processes:
         first, last = len(grid), 0
         for name, (t, v) in counters.items():
+            if life.pid == BRIEF_PID:  # sums of others each time: none is held until the next
+                at = np.searchsorted(grid, t)
+                total = sums.setdefault(SUMMED_AS.get(name, name), np.zeros(len(grid)))
+                total[at] += v
+                read.setdefault(SUMMED_AS.get(name, name), np.zeros(len(grid), bool))[at] = True
+                continue
             begin, end = int(np.searchsorted(grid, t[0])), int(np.searchsorted(grid, t[-1], "right"))
             if begin >= end:
                 continue
-            name = "gpu_used" if name == "gpu_process_used" else name
+            name = SUMMED_AS.get(name, name)
             total = sums.setdefault(name, np.zeros(len(grid)))
             held = v[np.searchsorted(t, grid[begin:end], "right") - 1]
             total[begin:end] += held
@@ -220,17 +238,16 @@ def generations(roots: Sequence[Life]) -> list[Life]:
     first: list[Life] = []
     until = float("-inf")
     for life in sorted(roots, key=lambda one: one.start_s):
-        if not first or life.start_s >= until:
+        if not first or life.start_s + START_ERROR_S >= until:
             first.append(life)
         until = max(until, life.end_s)
     return first
 
 
-def _process_start(at: FloatArray, starts: Sequence[float]) -> Counter:
+def _process_start(at: FloatArray, starts: Sequence[float]) -> FloatArray:
     """The start of the process that ran at each time: a change is a restart."""
-    edges = np.array(starts[1:])
-    values = np.array([max(starts[0], -1e9), *starts[1:]])[np.searchsorted(edges, at, "right")]
-    return Counter(PROCESS_START, at, values, False)
+    started: FloatArray = np.array([max(starts[0], -1e9), *starts[1:]])
+    return started[np.searchsorted(np.array(starts[1:]), at, "right")]
 
 
 def _groups(
@@ -245,7 +262,8 @@ def _groups(
     groups = readings.of_scope("cgroup")
     if everyone:
         return {}, groups
-    own = next((name for name in groups if cgroup and cgroup.rstrip("/").endswith(name) and name != "/"), "")
+    place = "/" + cgroup.strip("/")
+    own = next((name for name in groups if cgroup and name != "/" and place.endswith(name)), "")
     if not own and len(groups) == 1:
         (name,) = groups
         anon, total = groups[name].get("cgroup_anon"), totals.get("rss_anon")
@@ -273,6 +291,8 @@ def _single(processes: Sequence[tuple[Life, Mapping[str, tuple[FloatArray, Float
     """Each process by itself; one that began under the name of one that had ended continues it."""
     chains: dict[str, list[list[tuple[Life, Mapping[str, tuple[FloatArray, FloatArray]]]]]] = {}
     for life, of in sorted(processes, key=lambda one: (one[0].start_s, one[0].pid)):
+        if life.pid == BRIEF_PID:
+            continue
         of_name = chains.setdefault(life.name or f"PID {life.pid}", [])
         free = next((chain for chain in of_name if chain[-1][0].end_s <= life.start_s), None)
         if free is None:
@@ -286,13 +306,14 @@ def _single(processes: Sequence[tuple[Life, Mapping[str, tuple[FloatArray, Float
             for counter in {c for _, of in chain for c in of}:
                 parts = [of[counter] for _, of in chain if counter in of]
                 t, v = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-                merged["gpu_used" if counter == "gpu_process_used" else counter] = (t, v)
+                merged[SUMMED_AS.get(counter, counter)] = (t, v)
             times = merged.get("rss", next(iter(merged.values())))[0]
             if len(times) < MIN_READINGS:
                 continue
             counters = _counters(merged)
             if len(chain) > 1:
-                counters.append(_process_start(times, [life.start_s for life, _ in chain]))
+                starts = _process_start(times, [life.start_s for life, _ in chain])
+                counters.append(Counter(PROCESS_START, times, starts, False))
             label = f"{name} (PID {chain[-1][0].pid})" if not name.startswith("PID") else name
             size = float(merged["rss"][1][-1]) if "rss" in merged else 0.0
             made.append((size, Subject("process", label, counters)))

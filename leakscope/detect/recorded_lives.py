@@ -6,19 +6,30 @@ A capture has several recordings when its recorder was stopped and started again
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from leakscope.detect.recorded import Life, Readings, readings_of
+from leakscope.detect.recorded import (
+    BRIEF_PID,
+    MIN_READINGS,
+    SAME_START_S,
+    Life,
+    Readings,
+    Subject,
+    readings_of,
+    subjects,
+)
+from leakscope.detect.series.judge import MIN_SPAN_S
 from leakscope.model.manifest import Source
 
 if TYPE_CHECKING:
     import duckdb
 
-SAME_START_S = 1.0
-"""Starts of one process as two recordings tell them: /proc counts in hundredths of a second."""
+MANY_BRIEF = 200
+"""Up to so many processes of few readings are kept apart all the same."""
 
 
 def zeros_ns(sources: Sequence[Source]) -> dict[int, int]:
@@ -39,12 +50,61 @@ def zeros_ns(sources: Sequence[Source]) -> dict[int, int]:
     return zeros
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """What the samplers of a capture's recordings read: from the first reading to the last, and whose it is; no
+    subjects where the time is shorter than MIN_SPAN_S."""
+
+    span_s: float
+    subjects: list[Subject]
+
+
+def read_recorded(con: duckdb.DuckDBPyConnection, sources: Sequence[Source]) -> Recorded | None:
+    """The counters of the recordings among ``sources``; None where there are none."""
+    recordings = [source for source in sources if source.kind == "recording"]
+    zeros = zeros_ns(recordings)
+    spans = con.execute(
+        "SELECT source_id, min(ts_ns), max(ts_ns) FROM samples WHERE list_contains(?, source_id) GROUP BY ALL",
+        [list(zeros)],
+    ).fetchall()
+    if not spans:
+        return None
+    first, last = min(low - zeros[one] for one, low, _ in spans), max(high - zeros[one] for one, _, high in spans)
+    span_s = (last - first) / 1e9
+    if span_s < MIN_SPAN_S:
+        return Recorded(span_s, [])
+    scope = recordings[-1].scope
+    found = subjects(
+        recorded_readings(con, recordings),
+        recorded_lives(con, recordings),
+        everyone=bool(scope.get("host_wide")),
+        cgroup=str(scope.get("cgroup", "")),
+    )
+    return Recorded(span_s, found)
+
+
 def recorded_readings(con: duckdb.DuckDBPyConnection, sources: Sequence[Source]) -> Readings:
-    """All samples of the recordings ``sources``, their columns as they are in the table."""
+    """All samples of the recordings ``sources``.
+
+    Where there are many processes that were read fewer than MIN_READINGS times, they are summed at each time as
+    BRIEF_PID: a service may have begun a million of them.
+    """
     zeros = zeros_ns(sources)
     table = con.execute(
-        "SELECT source_id, ts_ns, scope, scope_id, counter, value FROM samples WHERE list_contains(?, source_id)",
-        [list(zeros)],
+        f"""
+        WITH recorded AS (SELECT * FROM samples WHERE list_contains($sources, source_id)),
+        brief AS (
+            SELECT scope_id FROM recorded WHERE scope = 'process'
+            GROUP BY scope_id HAVING count(DISTINCT ts_ns) < {MIN_READINGS}
+        ), many AS (SELECT count(*) > {MANY_BRIEF} AS so FROM brief)
+        SELECT source_id, ts_ns, scope, scope_id, counter, value FROM recorded
+        WHERE scope <> 'process' OR NOT (SELECT so FROM many) OR scope_id NOT IN (SELECT scope_id FROM brief)
+        UNION ALL
+        SELECT source_id, ts_ns, 'process', '{BRIEF_PID}', counter, sum(value) FROM recorded
+        WHERE scope = 'process' AND (SELECT so FROM many) AND scope_id IN (SELECT scope_id FROM brief)
+        GROUP BY ALL
+        """,
+        {"sources": list(zeros)},
     ).fetchnumpy()
     rows: dict[str, npt.NDArray[np.generic]] = {}
     texts: dict[str, list[str]] = {}

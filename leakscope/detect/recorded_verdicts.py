@@ -8,17 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from leakscope.detect.counters import held_by_allocator
-from leakscope.detect.recorded import Subject, subjects
-from leakscope.detect.recorded_lives import recorded_lives, recorded_readings
+from leakscope.detect.recorded import Subject
+from leakscope.detect.recorded_lives import Recorded
 from leakscope.detect.series.judge import MIN_SPAN_S, Judged, judge
-from leakscope.model.manifest import Source
 from leakscope.model.results import Culprit, Report, Verdict
-
-if TYPE_CHECKING:
-    import duckdb
 
 MAIN_SHARE = 0.75
 """A process that carries this share of the growth of all is named with it."""
@@ -32,25 +27,12 @@ class OfSubject:
     judged: Judged
 
 
-def judge_recorded(con: duckdb.DuckDBPyConnection, sources: Sequence[Source]) -> list[OfSubject] | None:
+def judge_recorded(recorded: Recorded | None) -> list[OfSubject] | None:
     """Judge the counters of all recordings of a capture together; None when there are none, [] when the readings
     span less than MIN_SPAN_S."""
-    recordings = [source for source in sources if source.kind == "recording"]
-    if not recordings:
+    if recorded is None:
         return None
-    readings = recorded_readings(con, recordings)
-    if not readings.series:
-        return None
-    if readings.span_s() < MIN_SPAN_S:
-        return []
-    scope = recordings[-1].scope
-    found = subjects(
-        readings,
-        recorded_lives(con, recordings),
-        everyone=bool(scope.get("host_wide")),
-        cgroup=str(scope.get("cgroup", "")),
-    )
-    return judge_subjects(found)
+    return judge_subjects(recorded.subjects) if recorded.span_s >= MIN_SPAN_S else []
 
 
 def judge_subjects(found: Sequence[Subject]) -> list[OfSubject]:

@@ -11,6 +11,8 @@ from typing import Any
 
 from leakscope.model.calibration import Calibrated
 from leakscope.model.forecast import Forecast
+from leakscope.model.runs import Run
+from leakscope.model.stores import StoreAudit
 from leakscope.model.words import KINDS_NOT_ADDED
 
 SCHEMA = "leakscope-report/1"
@@ -57,12 +59,13 @@ class Culprit:
     counter: str = ""  # the narrowest counter that shows the cause
     object: str = ""  # what is kept, in words
     owner: str = ""  # of a cache: who pins or references it
+    objects: tuple[str, ...] = ()  # names of what is kept, where it has some; not all where there are many
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; keys that do not apply are left out."""
         values: dict[str, Any] = {"frame": self.frame, "stack": list(self.stack)}
         values |= {"slab_cache": self.slab_cache, "slab_caches": list(self.slab_caches)}
-        values |= {"counter": self.counter, "object": self.object, "owner": self.owner}
+        values |= {"counter": self.counter, "object": self.object, "owner": self.owner, "objects": list(self.objects)}
         return {key: value for key, value in values.items() if value}
 
 
@@ -185,6 +188,7 @@ class Site:
     ranges: tuple[str, ...] = ()  # NVTX ranges around what is kept, outermost first
     touches: Touches | None = None  # None: launch arguments were not recorded, or it is no such memory
     bytes_sampled: bool = False  # all figures are estimates from a sample of allocations (--sample-bytes)
+    levelled_off: bool = False  # grew, and stopped growing
 
     @property
     def added(self) -> bool:
@@ -364,5 +368,7 @@ class Report:
     inputs: list[dict[str, Any]] = field(default_factory=list)
     joins: list[JoinOutcome] = field(default_factory=list)
     clocks: list[Row] = field(default_factory=list)  # one a source that was aligned: its residual, with how
+    runs: list[Run] = field(default_factory=list)  # one a capture, where asked for; not in JSON
+    stores: list[StoreAudit] = field(default_factory=list)  # audits of key-value stores
     calibration: list[Calibrated] = field(default_factory=list)  # of counters over two windows of 180 readings
     judged: bool = True  # False: evidence that has no memory in it; its verdict does not count beside others

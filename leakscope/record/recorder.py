@@ -150,7 +150,7 @@ class Recorder:
             session = Session(self._options, writer, source, command, loading, self._notes, self._on_samples)
             if self._stop_signal is not None:
                 raise KeyboardInterrupt
-            self._on_ready(price(self._options, session.functions_attached))
+            self._on_ready(price(self._options, session.functions_attached, heap_by_process=session.heap is not None))
             if command is not None:
                 self._released = True
                 command.release()

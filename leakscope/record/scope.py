@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from leakscope.errors import BadInputError
@@ -32,6 +33,11 @@ def cgroup_members(cgroup: Path) -> list[int]:
         except OSError:
             continue
     return sorted(members)
+
+
+def others_of_host() -> list[int]:
+    """PIDs of all processes but this one."""
+    return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and int(p.name) != os.getpid()]
 
 
 def _version_2_mount(cgroup: Path) -> Path | None:

@@ -29,7 +29,7 @@ def print_calibration(console: Console, calibrated: Sequence[Calibrated]) -> Non
             f"{one.after_z:.2%}",
             f"{one.after_robust:.2%}",
             f"{size(one.z_swallowed_bytes)} in {len(one.z_rebaselines):,}",
-            f"{size(one.diverged_bytes)} in {len(one.divergences):,}",
+            f"{size(one.diverged_bytes)} in {len(one.divergences):,}" + ("" if one.settled else ", never stood still"),
         )
     console.print()
     console.print(table)

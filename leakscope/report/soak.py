@@ -137,7 +137,7 @@ def soak_view(state: SoakState) -> RenderableType:
             table.add_row(printable(one.name), _value(one), change, sparkline(one.course))
         parts.append(table)
     if state.look is not None:
-        line = Text(f"look {state.looks} at {clock(state.look.elapsed_s)}: ", "dim")
+        line = Text().append(f"look {state.looks} at {clock(state.look.elapsed_s)}: ", "dim")
         line.append(printable(look_line(state.look)), _STYLES[state.look.verdict.verdict] if state.look.alarm else "")
         parts.append(line)
     elif state.next_look_s is not None:
@@ -160,12 +160,14 @@ def print_soak(console: Console, summary: SoakSummary) -> None:
         "end": "the last reading",
     }.get(summary.ended_by, summary.ended_by)
     console.print(f"  {duration(summary.elapsed_s)} of {printable(summary.target)} ({reason})", markup=False)
-    parts = [counted(summary.sources, "recording"), f"restarted {counted(summary.generations - 1, 'time')}"]
+    parts = [counted(summary.sources, "recording")] if summary.sources > 1 else []
+    parts += [f"restarted {counted(summary.generations - 1, 'time')}"] if summary.generations > 1 else []
     if summary.looks:
         parts.append(
             f"{counted(len(summary.looks), 'look')}, {summary.total_alpha:.0%} of false alarms at most in all of them"
         )
-    console.print(f"  {', '.join(parts)}", markup=False)
+    if parts:
+        console.print(f"  {', '.join(parts)}", markup=False)
     first = summary.first_alarm
     if first is not None:
         console.print(

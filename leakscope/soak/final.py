@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from leakscope.capture import Capture
 from leakscope.detect.attribution import Options
@@ -52,17 +53,20 @@ def gaps(capture: Capture) -> list[Happening]:
     return found
 
 
-def final_report(path: Path, memory: str = "2GiB") -> Report:
-    """The report of a capture, as `leakscope attribute` gives it. Raises BadInputError."""
+def final_report(
+    path: Path, limit_bytes: float | None, inputs: list[dict[str, Any]] | None = None, memory: str = "2GiB"
+) -> Report:
+    """The report of a capture, as `leakscope attribute --limit` gives it. ``inputs``: what the capture was made of,
+    where that is not itself. Raises BadInputError."""
     import duckdb
 
     capture = Capture.open(path)
     try:
         with capture.connect(memory_limit=memory) as con:
-            (report,) = attribute_together([(con, capture.manifest)], Options())
+            (report,) = attribute_together([(con, capture.manifest)], Options(limit_bytes=limit_bytes))
     except duckdb.Error as error:
         raise BadInputError(f"{path}: cannot be attributed: {str(error).splitlines()[0]}") from None
-    report.inputs = [
+    report.inputs = inputs or [
         {
             "path": str(path),
             "kind": "capture",

@@ -20,6 +20,7 @@ from leakscope.model.soak import SoakState, SoakSummary
 from leakscope.record.options import RecordOptions
 from leakscope.record.recorder import Recorder
 from leakscope.record.session import Sampled
+from leakscope.soak.culprit import CulpritSearch
 from leakscope.soak.final import gaps, readings_and_lives, recordings_of
 from leakscope.soak.replay import summary_of
 from leakscope.soak.watch import Watch, lives_of
@@ -52,6 +53,8 @@ class LiveSoak:
         self._began_ns = time.time_ns()
         self._stopped = False
         self.summaries: list[Summary] = []
+        self._search = CulpritSearch(options.output)
+        self._asked = False
 
     @property
     def elapsed_s(self) -> float:
@@ -66,6 +69,12 @@ class LiveSoak:
 
     def run(self) -> SoakSummary:
         """Record until the duration is over since the capture began, the command ends for good, or a signal."""
+        try:
+            return self._run()
+        finally:
+            self._search.stop()
+
+    def _run(self) -> SoakSummary:
         ended_by = "duration"
         resumed = self._resume()
         quick = 0
@@ -73,7 +82,13 @@ class LiveSoak:
             while (left := self._watch.plan.duration_s - self.elapsed_s) > 0 or not (self.summaries or resumed):
                 life = replace(self._options, duration_s=max(left, 0.1), pids=list(self._options.pids))
                 began = time.monotonic()
-                summary = self._record(life)
+                try:
+                    summary = self._record(life)
+                except KeyboardInterrupt:  # while probes were being attached: nothing was recorded this time
+                    if not (self.summaries or resumed):
+                        raise
+                    self._stopped = True
+                    break
                 self.summaries.append(summary)
                 ended_by = summary.ended_by
                 if ended_by in ("signal", "duration"):
@@ -135,7 +150,14 @@ class LiveSoak:
 
     def _refresh(self) -> None:
         elapsed_s = self.elapsed_s
-        self._watch.advance(elapsed_s)
+        looks = self._watch.advance(elapsed_s)
+        if looks and looks[-1].alarm and not self._asked:
+            self._asked = True  # once an alarm; the next one asks anew
+            self._search.start()
+        elif looks and not looks[-1].alarm:
+            self._asked = False
+        if found := self._search.poll():
+            self._watch.tell(elapsed_s, "culprit", found)
         lost = sum(loss.count for one in self.summaries for loss in one.losses if loss.what == "ring_drop")
         self._on_state(self._watch.state(elapsed_s, lost))
 

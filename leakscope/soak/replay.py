@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from leakscope.capture import Capture
 from leakscope.capture.reader import scratch_directory
@@ -21,21 +22,24 @@ from leakscope.soak.watch import Watch
 REFRESH_S = 0.2
 
 
-def open_evidence(path: Path, output: Path | None = None) -> Capture:
-    """The capture to replay: `path` itself, or a table of counters imported into `output` (None: for this once)."""
+def open_evidence(path: Path, output: Path | None = None) -> tuple[Capture, list[dict[str, Any]] | None]:
+    """(the capture to replay, inputs of its report). It is `path` itself, or made of a table of counters: in `output`,
+    or (None) for this once; the inputs are that file then. Raises BadInputError, OutputIncompleteError."""
     if not path.exists():
         raise BadInputError(f"--replay {path}: no such file or capture")
     if kind_of(path) is None:
-        return Capture.open(path)
+        return Capture.open(path), None
     target = output or Path(scratch_directory()) / f"replayed-{secrets.token_hex(4)}.lscope"
-    import_files([path], target, ImportOptions())
-    return Capture.open(target)
+    imported = import_files([path], target, ImportOptions())
+    return Capture.open(target), [file.to_json() | {"mem_events": 0} for file in imported]
 
 
 def evidence_of(capture: Capture) -> tuple[Readings, list[Life]]:
     """Readings and processes of a capture: of its recordings, else of its first table of counters."""
     if recordings_of(capture):
-        return readings_and_lives(capture)
+        readings, lives = readings_and_lives(capture)
+        if readings.series:
+            return readings, lives
     for source in capture.manifest.sources:
         if source.kind in COUNTER_KINDS and source.clock != "none":
             with capture.connect(memory_limit="1GiB") as con:

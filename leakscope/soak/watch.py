@@ -8,15 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from leakscope.detect.forecast import forecast
 from leakscope.detect.looks import Interim, Looks, judge_interim
 from leakscope.detect.recorded import Key, Life, Readings, generations, settled, subjects
-from leakscope.detect.series.counters import Counter
+from leakscope.detect.series.counters import PROCESS_START, Counter
 from leakscope.model.forecast import Forecast
 from leakscope.model.soak import CounterState, Happening, Look, SoakState
 from leakscope.record.processes import Process
+from leakscope.soak.totals import Restarts, Totals
+
+FloatArray = npt.NDArray[np.float64]
 
 MIN_LOOK_S = 600.0
 MIN_LOOK_READINGS = 40
@@ -51,6 +55,7 @@ class _Store:
     version: int = 0
 
     def add(self, key: Key, t_s: float, value: float) -> None:
+        """Add a reading; one that is not later than the last is left out."""
         times = self.times.get(key)
         if times is None:
             times = self.times[key] = array("d")
@@ -60,12 +65,22 @@ class _Store:
             self.values[key].append(value)
             self.version += 1
 
-    def until(self, t_s: float, counter: str = "") -> Readings:
-        """Readings up to a time (of one counter), as arrays of their own; those of the whole host are for the end."""
+    def extend(self, key: Key, t_s: FloatArray, values: FloatArray) -> None:
+        """Add many readings, in their order."""
+        for at, value in zip(t_s.tolist(), values.tolist(), strict=True):
+            self.add(key, at, value)
+
+    def hold(self, key: Key, value: float) -> None:
+        """Give a series that was never read one value at all times of the first counter of its scope."""
+        like = next((times for of, times in self.times.items() if of[:2] == key[:2]), None)
+        if like is not None and key not in self.times:
+            for at in list(like):
+                self.add(key, at, max(value, -1e9))
+
+    def until(self, t_s: float) -> Readings:
+        """Readings up to a time, as arrays of their own."""
         found = Readings(declared=self.declared)
         for key, times in self.times.items():
-            if key[0] == "host" or (counter and key[2] != counter):
-                continue
             at = np.array(times)
             count = int(np.searchsorted(at, t_s, "right"))
             if count:
@@ -85,26 +100,44 @@ class Watch:
         self._next_look_s = plan.look_every_s
         self._lock = threading.Lock()
         self._store = _Store()
-        self._lives: dict[tuple[int, float], Life] = {}
+        self._totals = Totals()
+        self._restarts = Restarts()
         self._shown: tuple[int, tuple[CounterState, ...]] = (-1, ())
 
     def load(self, readings: Readings, lives: Sequence[Life]) -> None:
         """Take the readings of earlier recordings of the same capture, or of one that is replayed."""
+        known = settled(readings, lives)
+        roots = [life for life in known if life.root]
+        service = next((one for one in subjects(readings, known) if one.kind == "service"), None)
         with self._lock:
             self._store.declared = readings.declared
+            for counter in service.counters if service is not None else []:
+                if not counter.name.startswith("cgroup") or ("service", "", counter.name) in readings.series:
+                    self._store.extend(("service", "", counter.name), counter.t_s, counter.value)
             for key, (t, v) in readings.series.items():
-                for at, value in zip(t.tolist(), v.tolist(), strict=True):
-                    self._store.add(key, at, value)
-            self._lives |= {(life.pid, round(life.start_s, 1)): life for life in lives}
+                if key[0] in ("cgroup", "device"):
+                    self._store.extend(key, t, v)
+            begun = generations(roots)
+            self._restarts.load(begun, roots)
+            self._store.hold(("service", "", PROCESS_START), begun[0].start_s if begun else 0.0)
 
     def add(self, rows: pa.Table, zero_ns: int, lives: Sequence[Life]) -> None:
         """Take one reading of the samplers: rows of `samples`, and the processes so far."""
         columns = rows.select(["ts_ns", "scope", "scope_id", "counter", "value"]).to_pydict()
+        read = list(zip(*columns.values(), strict=True))
+        if not read:
+            return
+        at = (max(row[0] for row in read) - zero_ns) / 1e9
         with self._lock:
-            for ts_ns, scope, scope_id, counter, value in zip(*columns.values(), strict=True):
-                self._store.add((scope, scope_id, counter), (ts_ns - zero_ns) / 1e9, value)
-            for life in lives:
-                self._lives[life.pid, round(life.start_s, 1)] = life
+            self._restarts.add(lives)
+            totals = self._totals.add(row[1:] for row in read)
+            if totals and self._restarts.begun:
+                totals[PROCESS_START] = max(self._restarts.begun[-1].start_s, -1e9)
+            for counter, value in totals.items():
+                self._store.add(("service", "", counter), at, value)
+            for ts_ns, scope, scope_id, counter, value in read:
+                if scope in ("cgroup", "device"):
+                    self._store.add((scope, scope_id, counter), (ts_ns - zero_ns) / 1e9, value)
 
     def tell(self, elapsed_s: float, what: str, text: str) -> None:
         """Something happened that the report must tell."""
@@ -114,15 +147,13 @@ class Watch:
     def end_lives(self, elapsed_s: float) -> None:
         """A recording ended: of whom nothing more is read, nothing more is known."""
         with self._lock:
-            for key, life in self._lives.items():
-                if life.end_s == float("inf"):
-                    self._lives[key] = Life(life.pid, life.name, life.start_s, elapsed_s, life.root)
+            self._restarts.end(elapsed_s)
 
     def counters(self, until_s: float = float("inf")) -> list[Counter]:
         """The counters of the recorded processes together, up to a time."""
         with self._lock:
-            readings, lives = self._store.until(until_s), list(self._lives.values())
-        found = subjects(readings, lives, everyone=self.plan.everyone, cgroup=self.plan.cgroup)
+            readings = self._store.until(until_s)
+        found = subjects(readings, [], everyone=self.plan.everyone, cgroup=self.plan.cgroup)
         return next((one.counters for one in found if one.kind == "service"), [])
 
     def advance(self, elapsed_s: float) -> list[Look]:
@@ -176,9 +207,7 @@ class Watch:
     def restarts(self, until_s: float = float("inf")) -> list[Happening]:
         """Each time when all targets had ended and others began in their place."""
         with self._lock:
-            readings, lives = self._store.until(until_s, "rss"), list(self._lives.values())
-        roots = [life for life in settled(readings, lives) if life.root]
-        begun = generations(roots)[1:]
+            begun = self._restarts.begun[1:]
         return [
             Happening(
                 life.start_s, "target", f"the target was started again: {life.name or 'process'} (PID {life.pid})"
@@ -199,8 +228,7 @@ class Watch:
         if self.plan.scale is not None or self._shown[0] != version:
             counters = {counter.name: counter for counter in self.counters(elapsed_s)}
             self._shown = version, tuple(_shown(counters[name]) for name in SHOWN if name in counters)
-        with self._lock:
-            alive = sum(life.start_s <= elapsed_s < life.end_s for life in self._lives.values())
+        alive = len(self._totals)
         history = self.history(elapsed_s)
         return SoakState(
             self.plan.target,

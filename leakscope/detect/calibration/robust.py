@@ -25,9 +25,10 @@ LEAST_SHARE = 1e-4
 LEAST_BYTES = 4096.0
 """Noise is taken to be at least a page and this share of the level: a counter that stands still has none of its own."""
 ALLOWANCE = 0.5
-DECISION = 12.0
-"""CUSUM (Page 1954): slack and decision interval in standard deviations. With these a false alarm comes once in about
-10^6 independent readings (Siegmund's approximation, exp(2k(h + 1.166)) / 2k^2): 72 hours have 8,640."""
+DECISION = 20.0
+"""CUSUM (Page 1954): slack and decision interval in standard deviations. Even with an offset that is a tenth of a
+deviation wrong, a false alarm comes once in more than 10^7 independent readings (Siegmund's approximation,
+exp(2k(h + 1.166)) / 2k^2); 72 hours have 8,640. A shift by one deviation is decided after 40."""
 MAX_LOGGED = 1000
 
 
@@ -66,7 +67,7 @@ def divergences(
     """(offset in force at each reading, its changes): a two-sided CUSUM of what is left after the offset.
 
     Its unit is the noise of the calibration window, widened by sqrt((1 + phi) / (1 - phi)) for its autocorrelation. At
-    a decision the offset moves to the median of the readings since the excursion began, and the move is logged.
+    a decision the offset moves to the median of the window that begins where the excursion did; the move is logged.
     """
     part = value[offset.begin : offset.end] - offset.bytes
     phi = min(max(autocorrelation(part), 0.0), 0.95) if len(part) > 8 else 0.0
@@ -80,13 +81,12 @@ def divergences(
         if found[1] >= len(scaled):
             break
         start, at = begin + found[0], begin + found[1]
-        fresh = float(np.median(value[start : at + 1]))
-        if abs(fresh - baseline) < noise * ALLOWANCE:
-            fresh = float(value[at])
+        again = max(at + 1, min(start + WINDOW, len(value)))
+        fresh = float(np.median(value[start:again]))
         changes.append(Rebaseline(float(t_s[at]), fresh - baseline))
         baseline = fresh
-        current[at:] = baseline
-        begin = at + 1
+        current[start:] = baseline
+        begin = again
     return current, tuple(changes)
 
 
