@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from leakscope.cli.main import main
 from leakscope.correlate.stacks import Frame
 from leakscope.correlate.wrapper_rules import read_rules, using
 from leakscope.correlate.wrappers import is_plumbing
@@ -69,6 +70,20 @@ def test_attribute_passes_over_wrappers_that_the_user_names(tmp_path: Path) -> N
     assert without["verdict"]["culprit"]["frame"] == "site_xmalloc"
     assert found["verdict"]["culprit"]["frame"] == "handle_login"
     assert found["verdict"]["kept_bytes"] == without["verdict"]["kept_bytes"] == 409_600
+
+
+def test_check_takes_them_from_the_file_of_budgets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = wrapped_leak().write(tmp_path / "e.csv")
+    budgets = '[[site]]\nframes = "handle_login"\nkept = "1MiB"\n'
+    table = rules(tmp_path / "leakscope.toml", budgets + '[wrappers]\nfunctions = ["site_*"]\n')
+
+    codes, found = [], []
+    for more in ([], ["--budget", str(table)]):
+        codes.append(main(["check", str(path), "--json", *more]))
+        found.append(json.loads(capsys.readouterr().out)["verdict"]["culprit"]["frame"])
+
+    assert codes == [1, 0]  # the budget of the site that asks for it allows it
+    assert found == ["site_xmalloc", "handle_login"]
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,8 @@ MAX_PATTERN = 1000
 LIMITS = {"layer": ("kept", "rate", "per_unit"), "site": ("kept", "objects", "rate", "per_unit"),
           "counter": ("peak", "growth", "rate", "per_unit")}  # fmt: skip
 """What each kind of rule can limit."""
+WRAPPERS = "wrappers"
+"""A table of the same file that is not about budgets (leakscope.correlate.wrapper_rules)."""
 OTHER_KEYS = {"layer": ("unit",), "site": ("name", "frames", "regex", "cache", "layer", "unit"),
               "counter": ("name", "unit")}  # fmt: skip
 
@@ -90,8 +92,8 @@ def parse_budgets(text: str, path: str) -> list[Budget]:
         raise BadInputError(f"{path}: not TOML: {str(error).splitlines()[0]}") from None
     lines = _Lines(text, path)
     for key in data:
-        if key not in LIMITS:
-            raise BadInputError(f"{lines.of(key)}: unknown key {key!r}; known are {', '.join(LIMITS)}")
+        if key not in (*LIMITS, WRAPPERS):
+            raise BadInputError(f"{lines.of(key)}: unknown key {key!r}; known are {', '.join((*LIMITS, WRAPPERS))}")
     rules: list[Budget] = []
     for layer, table in _table(data.get("layer", {}), lines.of("layer"), "[layer.NAME]").items():
         at = lines.of("layer", layer)
