@@ -1,9 +1,9 @@
-# leakscope: setup build demo test test-both check eval fuzz bench. Every target sets up what it needs.
+# leakscope: setup build demo test test-both check eval fuzz bench ci-sample. Every target sets up what it needs.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup system-packages samples programs nvtx build demo test test-both check eval fuzz bench gpu-check gpu-bundle clean
+.PHONY: setup system-packages samples programs nvtx build demo test test-both check eval fuzz bench ci-sample gpu-check gpu-bundle clean
 
 setup: system-packages $(VENV)/.installed
 
@@ -57,6 +57,10 @@ fuzz: setup
 bench: samples programs
 	@tools/system-packages.sh bench
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+# `leakscope check` on the captured traces of samples/ci, as a CI job would; they are made by samples/ci/record.py.
+ci-sample: setup
+	@tools/ci-sample.sh "$(BIN)"
 
 # What needs a real GPU, in one run without network; without one it says of each step why it is not possible.
 gpu-check:

@@ -292,11 +292,11 @@ def test_head_against_baseline(tmp_path: Path) -> None:
             events.keep(0.3 + number * 19.0 / max(extra, 1), 208, f"main;copy_row (q.c:{lines});malloc")
         return events.write(tmp_path / f"{extra}-{lines}-{churn}.csv")
 
-    from leakscope.cli.attribute import _report
+    from leakscope.cli.attribute import report_of
     from leakscope.detect.attribution import Options
 
     def report(path: Path) -> Any:
-        return _report([path], Options(), "1GiB")
+        return report_of([path], Options(), "1GiB")
 
     base = report(run(0, "10"))
     worse, rest = judge_pair(base, report(run(55, "14")))

@@ -75,7 +75,7 @@ def attribute(
         writer_of(chains)  # a wrong suffix is said before the work
     how = JoinOptions(round(kernel_window_us * 1000), round(gpu_window_us * 1000), stack_frames)
     options = Options(layer=layer, pid=pid, warm_up_s=warmup, chains=max(top, 20), joins=how)
-    report = _report(evidence, options, memory)
+    report = report_of(evidence, options, memory)
     if chains is not None:
         write_graph(report.chains, chains)
     if as_json:
@@ -95,9 +95,9 @@ def attribute(
     return codes.get(report.verdict.verdict, ExitCode.DONE)
 
 
-def _report(evidence: list[Path], options: Options, memory: str) -> Report:
+def report_of(evidence: list[Path], options: Options, memory: str, *, runs: bool = False) -> Report:
     """The report of everything together. Files of other tools are imported into a capture for this once; beside
-    captures, files without memory events give no verdict of their own."""
+    captures, files without memory events give no verdict of their own. ``runs``: also what the runs did."""
     import secrets
     from contextlib import ExitStack
     from dataclasses import replace
@@ -107,6 +107,7 @@ def _report(evidence: list[Path], options: Options, memory: str) -> Report:
     from leakscope.capture import Capture
     from leakscope.capture.reader import scratch_directory
     from leakscope.detect.combine import combine
+    from leakscope.detect.runs import run_of
     from leakscope.detect.together import attribute_together
     from leakscope.ingest import Options as ImportOptions
     from leakscope.ingest import import_files, kind_of
@@ -128,6 +129,8 @@ def _report(evidence: list[Path], options: Options, memory: str) -> Report:
         with ExitStack() as stack:
             opened = [(stack.enter_context(c.connect(memory_limit=memory)), c.manifest) for c in captures]
             reports = attribute_together(opened, options)
+            for report, (con, manifest) in zip(reports, opened, strict=True):
+                report.runs = [run_of(con, manifest)] if runs else []
     except duckdb.Error as error:
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BadInputError(f"{', '.join(map(str, evidence))}: cannot be attributed: {line}") from None

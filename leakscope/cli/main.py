@@ -29,6 +29,8 @@ VERBS = {
     "record": Verb("leakscope.cli.record", "Record processes, a cgroup, a command or the whole host."),
     "import": Verb("leakscope.cli.import_", "Import reports of Nsight, PyTorch and memleak into a capture."),
     "attribute": Verb("leakscope.cli.attribute", "Say what leaks, who caused it, and how sure that is."),
+    "check": Verb("leakscope.cli.check", "Pass or fail on memory: the gate of a pull request."),
+    "baseline": Verb("leakscope.cli.baseline", "Write what a run keeps into a file for check."),
     "query": Verb("leakscope.cli.query", "Run SQL on the tables of a capture."),
     "symbolize": Verb("leakscope.cli.symbolize", "Find names and lines of native frames after the fact."),
     "pack": Verb("leakscope.cli.pack", "Make one file of a capture."),

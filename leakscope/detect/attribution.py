@@ -134,9 +134,11 @@ def attribute(
     ids = _site_ids(listed, names)
     findings = [_with_ids(f, ids) for f in find(judged, held.table, names, lives)]
     rates = _site_rates(judged)
+    courses = judged.groupby("site")["state"].max()
+    level = set(courses.index[courses == State.PLATEAU])
     row_of = {int(row["site"]): row for _, row in listed.iterrows()}
     reported = {
-        int(row["site"]): _site(row, ids[int(row["site"])], names[int(row["site"])], rates)
+        int(row["site"]): _site(row, ids[int(row["site"])], names[int(row["site"])], rates, int(row["site"]) in level)
         for _, row in listed.iterrows()
     }
     paths = site_ranges(con, listed, lives, objects_unit(con))
@@ -316,7 +318,7 @@ def _site_rates(judged: pd.DataFrame) -> dict[int, Growth]:
     return rates
 
 
-def _site(row: pd.Series, site_id: str, names: Names, rates: dict[int, Growth]) -> Site:
+def _site(row: pd.Series, site_id: str, names: Names, rates: dict[int, Growth], levelled_off: bool) -> Site:
     share = float(row["free_seen_share"])
     visible = bool(row["visible"])
     return Site(
@@ -343,6 +345,7 @@ def _site(row: pd.Series, site_id: str, names: Names, rates: dict[int, Growth]) 
         standard_error_bytes=float(row["standard_error_bytes"]),
         growth=rates.get(int(row["site"])),
         bytes_sampled=float(row["stands_for"]) > 1.0,
+        levelled_off=levelled_off,
     )
 
 

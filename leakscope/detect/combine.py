@@ -31,6 +31,7 @@ def combine(reports: Sequence[Report]) -> Report:
         merged.inputs += report.inputs
         merged.joins += report.joins
         merged.clocks += report.clocks
+        merged.runs += report.runs
         merged.sites_total += report.sites_total
     verdicts.sort(key=lambda v: (VERDICTS.index(v.verdict), -(v.growth.bytes_per_s if v.growth else 0.0)))
     merged.verdict = replace(verdicts[0], missing=(*verdicts[0].missing, *unjudged))

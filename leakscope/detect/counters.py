@@ -32,11 +32,13 @@ def counters_of(con: duckdb.DuckDBPyConnection, source: Source) -> list[Counter]
         [source.id],
     ).fetchnumpy()
     names = np.asarray(rows["counter"], dtype=object)
+    if not len(names):
+        return []
     zero = 0 if source.clock == FROM_ZERO else source.start_ns
     times = (np.asarray(rows["ts_ns"], dtype=np.int64) - zero) / 1e9
     values = np.asarray(rows["value"], dtype=np.float64)
     declared = source.facts.get("byte_counters")
-    edges = np.flatnonzero(np.r_[True, names[1:] != names[:-1]]) if len(names) else np.empty(0, np.int64)
+    edges = np.flatnonzero(np.r_[True, names[1:] != names[:-1]])
     return [
         Counter(str(names[a]), times[a:b], values[a:b], counts_bytes(str(names[a]), declared))
         for a, b in zip(edges, np.r_[edges[1:], len(names)], strict=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from leakscope.model.runs import Run
 from leakscope.model.words import KINDS_NOT_ADDED
 
 SCHEMA = "leakscope-report/1"
@@ -181,6 +182,7 @@ class Site:
     ranges: tuple[str, ...] = ()  # NVTX ranges around what is kept, outermost first
     touches: Touches | None = None  # None: launch arguments were not recorded, or it is no such memory
     bytes_sampled: bool = False  # all figures are estimates from a sample of allocations (--sample-bytes)
+    levelled_off: bool = False  # grew, and stopped growing
 
     @property
     def added(self) -> bool:
@@ -360,4 +362,5 @@ class Report:
     inputs: list[dict[str, Any]] = field(default_factory=list)
     joins: list[JoinOutcome] = field(default_factory=list)
     clocks: list[Row] = field(default_factory=list)  # one a source that was aligned: its residual, with how
+    runs: list[Run] = field(default_factory=list)  # one a capture, where asked for; not in JSON
     judged: bool = True  # False: evidence that has no memory in it; its verdict does not count beside others

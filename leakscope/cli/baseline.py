@@ -1,0 +1,60 @@
+"""``leakscope baseline``: files that stand for a run in later comparisons."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leakscope.cli.attribute import DEFAULT_MEMORY
+from leakscope.errors import BadInputError
+from leakscope.model.words import LAYERS
+from leakscope.report.text import counted, printable
+
+DEFAULT_FILE = Path("leakscope-baseline.json")
+
+
+class Action(StrEnum):
+    """What to do with a baseline file."""
+
+    UPDATE = "update"
+
+
+def baseline(
+    action: Annotated[Action, typer.Argument(help="update: write the file anew.", show_default=False)],
+    evidence: Annotated[
+        list[Path],
+        typer.Argument(metavar="EVIDENCE…", help="What 'leakscope check' takes.", show_default=False),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="The file to write; one that exists is replaced.")
+    ] = DEFAULT_FILE,
+    layer: Annotated[str | None, typer.Option(help=f"Only this layer: {', '.join(LAYERS)}.")] = None,
+    pid: Annotated[int | None, typer.Option("--pid", "-p", min=0, help="Only memory of this process.")] = None,
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory for sums over events; beyond it they go to disk.")
+    ] = DEFAULT_MEMORY,
+) -> None:
+    """Write what a run keeps into a small file that 'leakscope check --baseline' compares with.
+
+    It is JSON with a line a site, to be committed and read in a diff. The same evidence gives the same bytes.
+    """
+    from leakscope.cli.check import judged
+    from leakscope.cli.outputs import read_text, write_whole
+    from leakscope.detect.attribution import Options
+    from leakscope.detect.profile import profile_of
+    from leakscope.gate.baseline import MAX_BYTES, baseline_text, is_told, looks_like_baseline
+
+    assert action is Action.UPDATE
+    if layer is not None and layer not in LAYERS:
+        raise BadInputError(f"--layer {layer}: no such layer; the layers are {', '.join(LAYERS)}")
+    if output.exists() and not looks_like_baseline(read_text(output, MAX_BYTES, "baseline file").encode()):
+        raise BadInputError(f"{output}: exists and is no baseline file; it is not replaced")
+    profile = profile_of(judged(evidence, Options(layer=layer, pid=pid), memory))
+    if not profile.sides and not profile.run.counters:
+        raise BadInputError(f"{' '.join(map(str, evidence))}: no allocations and no counters: nothing to compare with")
+    write_whole(output, baseline_text(profile))
+    sites = sum(is_told(side) for side in profile.sides.values())
+    print(printable(f"{output}  ({counted(sites, 'site')}, {counted(len(profile.leaks), 'known leak')})"))

@@ -1,0 +1,198 @@
+"""``leakscope check``: the gate of a pull request."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from leakscope.cli.attribute import DEFAULT_MEMORY
+from leakscope.errors import BadInputError
+from leakscope.model.words import LAYERS
+
+if TYPE_CHECKING:
+    from leakscope.detect.attribution import Options
+    from leakscope.detect.profile import Profile
+    from leakscope.gate.decide import Rules
+    from leakscope.model.gate import Gate
+    from leakscope.model.results import Report
+
+SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
+WORKSPACE_VARIABLE = "GITHUB_WORKSPACE"
+
+
+def check(
+    evidence: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="EVIDENCE…", help="Captures, packed ones too, and reports that import knows.", show_default=False
+        ),
+    ],
+    baseline: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="EVIDENCE",
+            help="What to compare with: evidence of the same workload, or a file of 'leakscope baseline update'.",
+        ),
+    ] = None,
+    budget: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Budgets by layer, site and counter, e.g. leakscope.toml.")
+    ] = None,
+    suppressions: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Lines of leak:PATTERN, each with a reason.")
+    ] = None,
+    allow_inconclusive: Annotated[
+        bool, typer.Option("--allow-inconclusive", help="Pass where the evidence cannot tell.")
+    ] = False,
+    per: Annotated[
+        str | None,
+        typer.Option(
+            metavar="UNIT",
+            help="Work to compare by: a counter *_total, an NVTX range, allocations, seconds [default: the first of "
+            "these that both runs have].",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print attribute's object plus 'gate'.")] = False,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML too.")] = None,
+    sarif: Annotated[Path | None, typer.Option(metavar="FILE", help="Write SARIF 2.1.0 too.")] = None,
+    github: Annotated[
+        bool,
+        typer.Option("--github", help=f"Print annotations for GitHub Actions, and add to ${SUMMARY_VARIABLE}."),
+    ] = False,
+    summary: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a summary in Markdown too.")] = None,
+    layer: Annotated[str | None, typer.Option(help=f"Only this layer: {', '.join(LAYERS)}.")] = None,
+    pid: Annotated[int | None, typer.Option("--pid", "-p", min=0, help="Only memory of this process.")] = None,
+    warmup: Annotated[
+        float | None,
+        typer.Option(
+            min=0, metavar="SECONDS", help="Seconds of each process's life to leave out; default a fifth of it."
+        ),
+    ] = None,
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory for sums over events; beyond it they go to disk.")
+    ] = DEFAULT_MEMORY,
+) -> int:
+    """Pass or fail on memory: exit 0 when nothing leaks, 1 when something does (or regressed, or is over its budget),
+    3 when the evidence cannot tell.
+
+    Alone, evidence is judged as 'leakscope attribute' does. With --baseline, what fails is what keeps more than there
+    for the same work; leaks that the baseline has as well are told. Budgets are checked besides. The same inputs give
+    the same output, byte for byte.
+    """
+    from leakscope.detect.attribution import Options
+    from leakscope.gate.decide import decide
+
+    if layer is not None and layer not in LAYERS:
+        raise BadInputError(f"--layer {layer}: no such layer; the layers are {', '.join(LAYERS)}")
+    rules = _rules(budget, suppressions or [], allow_inconclusive, per)
+    if per is not None and not baseline:
+        raise BadInputError(f"--per {per}: is the unit of a comparison; give a --baseline")
+    options = Options(layer=layer, pid=pid, warm_up_s=warmup)
+    base = profile(baseline, options, memory) if baseline else None
+    report = judged(evidence, options, memory)
+    report, gate = decide(report, rules, base, " ".join(map(str, sorted(baseline or []))))
+    _write(gate, [str(path) for path in sorted(evidence)], junit, sarif, summary, github)
+    _print(report, gate, [str(path) for path in sorted(evidence)], as_json, github)
+    return gate.exit_code
+
+
+def _rules(budget: Path | None, suppressions: list[Path], allow_inconclusive: bool, per: str | None) -> Rules:
+    from leakscope.cli.outputs import read_text
+    from leakscope.gate import budgets
+    from leakscope.gate import suppressions as of
+    from leakscope.gate.decide import Rules
+
+    rules = (
+        budgets.parse_budgets(read_text(budget, budgets.MAX_BYTES, "file of budgets"), str(budget)) if budget else []
+    )
+    lines = [
+        line
+        for path in suppressions
+        for line in of.parse_suppressions(read_text(path, of.MAX_BYTES, "file of suppressions"), str(path))
+    ]
+    return Rules(rules, lines, allow_inconclusive, per)
+
+
+def judged(evidence: list[Path], options: Options, memory: str) -> Report:
+    """The report of the evidence, its runs included. In whatever order it was named, it is read in one."""
+    from leakscope.cli.attribute import report_of
+
+    twice = next((path for number, path in enumerate(evidence) if path in evidence[:number]), None)
+    if twice is not None:
+        raise BadInputError(f"{twice}: given twice; its memory would count twice")
+    return report_of(sorted(evidence), options, memory, runs=True)
+
+
+def profile(paths: list[Path], options: Options, memory: str) -> Profile:
+    """What the baseline keeps: of a baseline file, or of evidence."""
+    from leakscope.cli.outputs import read_text
+    from leakscope.detect.profile import profile_of
+    from leakscope.gate import baseline
+
+    files = [path for path in paths if path.is_file() and baseline.looks_like_baseline(_begin(path))]
+    if not files:
+        return profile_of(judged(paths, options, memory))
+    if len(paths) > 1:
+        raise BadInputError(f"{files[0]}: is a baseline file, which stands for a whole run; give it alone")
+    return baseline.parse_baseline(read_text(files[0], baseline.MAX_BYTES, "baseline file"), str(files[0]))
+
+
+def _begin(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(512)
+    except OSError as error:
+        raise BadInputError(f"{path}: {error.strerror or error}") from None
+
+
+def _write(
+    gate: Gate, evidence: list[str], junit: Path | None, sarif: Path | None, summary: Path | None, github: bool
+) -> None:
+    """The files that were asked for. That of the job's summary is added to, as other steps write there as well."""
+    from leakscope.cli.outputs import write_whole
+
+    if junit is not None:
+        from leakscope.report.junit import junit_xml
+
+        write_whole(junit, junit_xml(gate))
+    if sarif is not None:
+        from leakscope.report.sarif import sarif_text
+
+        write_whole(sarif, sarif_text(gate, evidence, _root()))
+    job = os.environ.get(SUMMARY_VARIABLE, "") if github else ""
+    if summary is not None or job:
+        from leakscope.report.github import summary as markdown
+
+        text = markdown(gate, evidence)
+        if summary is not None:
+            write_whole(summary, text)
+        if job:
+            with Path(job).open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+
+
+def _print(report: Report, gate: Gate, evidence: list[str], as_json: bool, github: bool) -> None:
+    from leakscope.report.gate import gate_json, gate_lines
+    from leakscope.report.github import annotation_lines, inert
+
+    if as_json:
+        json.dump(gate_json(report, gate), sys.stdout, indent=1, allow_nan=False)
+        print()
+    else:
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(highlight=False)
+        for line, style in gate_lines(report, gate, evidence, console.width):
+            console.print(Text(inert(line) if github else line, style), soft_wrap=True)
+    if github:
+        for command in annotation_lines(gate, _root()):
+            print(command, file=sys.stderr if as_json else sys.stdout)
+
+
+def _root() -> str:
+    return os.environ.get(WORKSPACE_VARIABLE) or str(Path.cwd())

@@ -1,0 +1,42 @@
+"""Files that a verb writes besides what it prints: whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from leakscope.errors import BadInputError
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write ``text`` beside ``path`` and rename it into place. Raises BadInputError where there is no such folder,
+    OSError where the disk is full; what was at ``path`` is then as before."""
+    from leakscope.capture.place import aside_of
+
+    if not path.parent.is_dir():
+        raise BadInputError(f"{path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise BadInputError(f"{path}: is a folder; name a file")
+    aside = aside_of(path)
+    try:
+        aside.write_text(text, encoding="utf-8", errors="backslashreplace")
+        aside.replace(path.resolve())
+    except OSError:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
+
+
+def read_text(path: Path, most_bytes: int, what: str) -> str:
+    """The text of a small file. Raises BadInputError when it is missing, too large, or no UTF-8."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(most_bytes + 1)
+    except OSError as error:
+        raise BadInputError(f"{path}: {error.strerror or error}") from None
+    if len(data) > most_bytes:
+        raise BadInputError(f"{path}: larger than {most_bytes:,} bytes; no {what} is")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"{path}: not UTF-8 text (byte {error.start:,}); no {what}") from None
