@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +13,7 @@ from leakscope.errors import BadInputError, ExitCode
 from leakscope.model.words import LAYERS
 
 if TYPE_CHECKING:
-    from leakscope.capture import Capture
+    from leakscope.cli.evidence import Opened
     from leakscope.detect.attribution import Options
     from leakscope.model.results import Report
 
@@ -95,71 +95,39 @@ def attribute(
     return codes.get(report.verdict.verdict, ExitCode.DONE)
 
 
-def report_of(evidence: list[Path], options: Options, memory: str, *, runs: bool = False) -> Report:
+def report_of(
+    evidence: list[Path], options: Options, memory: str, *, runs: bool = False, opened: Opened | None = None
+) -> Report:
     """The report of everything together. Files of other tools are imported into a capture for this once; beside
-    captures, files without memory events give no verdict of their own. ``runs``: also what the runs did."""
-    import secrets
+    captures, files without memory events give no verdict of their own. ``runs``: also what the runs did. ``opened``:
+    the evidence, where it is open already."""
     from contextlib import ExitStack
     from dataclasses import replace
 
     import duckdb
 
-    from leakscope.capture import Capture
-    from leakscope.capture.reader import scratch_directory
+    from leakscope.cli.evidence import open_evidence
     from leakscope.detect.combine import combine
     from leakscope.detect.runs import run_of
     from leakscope.detect.together import attribute_together
-    from leakscope.ingest import Options as ImportOptions
-    from leakscope.ingest import import_files, kind_of
 
-    missing = next((path for path in evidence if not path.exists()), None)
-    if missing is not None:
-        raise BadInputError(f"{missing}: no such file or capture")
-    files = [path for path in evidence if kind_of(path) is not None]
-    paths = [path for path in evidence if path not in files]
-    captures = [_opened(path) for path in paths]
-    inputs = [[_input(capture, path)] for capture, path in zip(captures, paths, strict=True)]
-    imported = []
-    if files:
-        scratch = Path(scratch_directory()) / f"imported-{secrets.token_hex(4)}.lscope"
-        imported = import_files(files, scratch, ImportOptions(pid=options.pid))
-        captures.append(Capture.open(scratch))
-        inputs.append([file.to_json() | {"mem_events": file.rows.get("mem_events", 0)} for file in imported])
+    opened = opened or open_evidence(evidence, options.pid)
+    imported = opened.imported
     try:
         with ExitStack() as stack:
-            opened = [(stack.enter_context(c.connect(memory_limit=memory)), c.manifest) for c in captures]
-            reports = attribute_together(opened, options)
-            for report, (con, manifest) in zip(reports, opened, strict=True):
+            pairs = [(stack.enter_context(c.connect(memory_limit=memory)), c.manifest) for c in opened.captures]
+            reports = attribute_together(pairs, options)
+            for report, (con, manifest) in zip(reports, pairs, strict=True):
                 report.runs = [run_of(con, manifest)] if runs else []
     except duckdb.Error as error:
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BadInputError(f"{', '.join(map(str, evidence))}: cannot be attributed: {line}") from None
-    for report, of_report in zip(reports, inputs, strict=True):
+    for report, of_report in zip(reports, opened.inputs, strict=True):
         report.inputs = of_report
     if imported:
-        if not captures[-1].rows("mem_events") and paths:
+        if not opened.captures[-1].rows("mem_events") and len(opened.captures) > 1:
             reports[-1].judged = False
         said = tuple(f"{file.path.name}: {finding}" for file in imported for finding in file.findings)
         verdict = reports[-1].verdict
         reports[-1].verdict = replace(verdict, missing=(*verdict.missing, *said))
     return combine(reports)
-
-
-def _opened(path: Path) -> Capture:
-    from leakscope.capture import Capture
-
-    try:
-        return Capture.open(path)
-    except BadInputError as error:
-        raise BadInputError(f"{error}; nor is it a report that 'leakscope import' knows") from None
-
-
-def _input(capture: Capture, path: Path) -> dict[str, Any]:
-    return {
-        "path": str(path),
-        "kind": "capture",
-        "complete": capture.manifest.complete,
-        "mem_events": capture.rows("mem_events"),
-        "command": next((s.command for s in capture.manifest.sources if s.command), []),
-        "problems": capture.problems,
-    }

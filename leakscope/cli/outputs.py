@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from leakscope.errors import BadInputError
@@ -11,6 +12,16 @@ from leakscope.errors import BadInputError
 def write_whole(path: Path, text: str) -> None:
     """Write ``text`` beside ``path`` and rename it into place. Raises BadInputError where there is no such folder,
     OSError where the disk is full; what was at ``path`` is then as before."""
+    with written_aside(path) as aside:
+        aside.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+@contextlib.contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """A name beside ``path`` to write to, renamed to it at the end; whatever is raised, ``path`` is as before.
+
+    Raises BadInputError where there is no such folder, or ``path`` is one.
+    """
     from leakscope.capture.place import aside_of
 
     if not path.parent.is_dir():
@@ -19,9 +30,9 @@ def write_whole(path: Path, text: str) -> None:
         raise BadInputError(f"{path}: is a folder; name a file")
     aside = aside_of(path)
     try:
-        aside.write_text(text, encoding="utf-8", errors="backslashreplace")
+        yield aside
         aside.replace(path.resolve())
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             aside.unlink()
         raise

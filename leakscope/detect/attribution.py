@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import duckdb
 
 MAX_SITES = 1000
-"""Sites that a report lists for each capture, those with most kept bytes first."""
+"""Sites that a report lists for each capture unless told otherwise, those with most kept bytes first."""
 
 EVENTS_ZERO_NS = 1_000_000_000
 """Time zero of event files of others; recordings begin at their own start."""
@@ -68,6 +68,7 @@ class Options:
     warm_up_s: float | None = None
     chains: int = 20  # sites that get a chain, besides those of findings
     joins: JoinOptions = field(default_factory=JoinOptions)
+    sites: int = MAX_SITES  # listed for each capture, those with most kept bytes first
 
 
 def attribute(
@@ -106,7 +107,7 @@ def attribute(
     judged, ancestors = find_scattered(con, held, judged, lives, hidden, options.warm_up_s)
 
     growing = judged.loc[judged["state"] >= State.UNCLEAR, "site"].unique()
-    listed = sites.head(MAX_SITES)
+    listed = sites.head(options.sites)
     listed = pd.concat([listed, sites.iloc[len(listed) :][lambda s: s["site"].isin(growing)]])
     callers = listed[(listed["layer"] != "kernel") & (listed["live_bytes"] > 0)].head(options.chains)
     kernel = listed[(listed["layer"] == "kernel") & (listed["live_bytes"] > 0) & (listed["call_site"] > 0)]
