@@ -135,7 +135,7 @@ def export(
     from leakscope.detect.attribution import Options
 
     count = sites or (METRIC_SITES if to in (Format.PROMETHEUS, Format.OTEL) else SITES)
-    options = Options(layer=layer, pid=pid, warm_up_s=warmup, sites=max(count, METRIC_SITES))
+    options = Options(layer=layer, pid=pid, warm_up_s=warmup, sites=count)
     report = report_of(evidence, options, memory, runs=True, opened=opened)
     if to in TABLES:
         from leakscope.report.export.tables import sites_table

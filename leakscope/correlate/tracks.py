@@ -102,7 +102,7 @@ def tracks_of(
 
 
 def _count(con: duckdb.DuckDBPyConnection, what: str) -> int:
-    (count,) = con.execute(f"SELECT count(*) FROM {what}").fetchone() or (0,)
+    ((count,),) = con.execute(f"SELECT count(*) FROM {what}").fetchall()
     return int(count)
 
 
@@ -171,7 +171,7 @@ def nested_threads(thread: Ints, start_ns: Ints, end_ns: Ints) -> npt.NDArray[np
     opens = np.repeat([True, False], count)
     at = np.concatenate([start_ns, end_ns])
     tie = np.concatenate([-end_ns, -start_ns])  # outer ones open first, inner ones close first
-    order = np.lexsort((which, tie, opens, at, thread[which]))
+    order = np.lexsort((np.where(opens, which, -which), tie, opens, at, thread[which]))
     which, opens = which[order], opens[order]
     depth = np.cumsum(np.where(opens, 1, -1))  # a thread's brackets close, so that the next begins at 0
     level = np.where(opens, depth, depth + 1)
