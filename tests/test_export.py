@@ -290,12 +290,21 @@ def test_wrong_use_is_one_line(recording: Path, tmp_path: Path, capsys: pytest.C
     assert "--of: does not apply to --to csv" in refused(capsys, *given, "--to", "csv", "--of", "live")
     assert "--table: does not apply to --to dot" in refused(capsys, *given, "--to", "dot", "--table", "sites")
     assert "--kind ram: no such kind" in refused(capsys, *given, "--to", "folded", "--kind", "ram")
+    assert "shows no sites" in refused(capsys, *given, "--to", "perfetto", "--sites", "3")
+    assert "shows no sites" in refused(capsys, *given, "--to", "csv", "--table", "events", "--warmup", "1")
     assert "--layer disk: no such layer" in refused(capsys, *given, "--to", "folded", "--layer", "disk")
     assert "there is no folder" in refused(
         capsys, str(recording), "--to", "folded", "-o", str(tmp_path / "no" / "out")
     )  # fmt: skip
     assert "no such file or capture" in refused(capsys, "gone.lscope", "--to", "csv", "-o", str(tmp_path / "out"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dash_is_standard_output(stacks: Path, recording: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert main(["export", str(stacks), "--to", "folded", "--layer", "kernel", "-o", "-"]) == 0
+    assert capfdbinary.readouterr().out == b"kernel;main;open_it;do_open;[slab filp] 25600\n"
+    assert main(["export", str(recording), "--to", "csv", "--table", "samples", "-o", "-"]) == 0
+    assert capfdbinary.readouterr().out.splitlines()[1].endswith(b'"rss",1000000.5')
 
 
 def test_a_failed_export_leaves_the_old_file(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
@@ -57,6 +58,7 @@ FLAME = (Format.FOLDED, Format.SPEEDSCOPE, Format.PPROF)
 TABLES = (Format.CSV, Format.PARQUET)
 SITES = 10_000
 METRIC_SITES = 10
+STDOUT = Path("-")
 
 
 def export(
@@ -73,7 +75,7 @@ def export(
             "-o",
             "--output",
             metavar="FILE",
-            help="File to write; replaced when the new one is whole.",
+            help="File to write, replaced when the new one is whole; - is standard output.",
             show_default=False,
         ),
     ],
@@ -116,11 +118,14 @@ def export(
     """Write what the evidence shows for other tools: flame graphs (folded, speedscope, pprof), a trace (perfetto),
     tables (csv, parquet), the graph of the chains (graphml, dot), metrics (prometheus, otel).
 
-    An output whose name ends in .gz is compressed; pprof's always is.
-    """  # fmt: skip
+    A file whose name ends in .gz is compressed (no tables); pprof's always is.
+    """
     from leakscope.cli.evidence import open_evidence
 
     _refuse_options(to, of, table, layer, kind)
+    if (to is Format.PERFETTO or table not in (None, Table.SITES)) and (sites is not None or warmup is not None):
+        what = "--to perfetto" if to is Format.PERFETTO else f"--table {table}"
+        raise BadInputError(f"{what}: shows no sites; leave out --sites and --warmup")
     opened = open_evidence(evidence, pid)
     names = _names(opened)
     warn(problem for rows in opened.inputs for row in rows for problem in row.get("problems", ()))
@@ -254,6 +259,9 @@ def _unusable(name: str, error: Exception) -> BadInputError:
 
 
 def _write(output: Path, to: Format, pieces: Iterable[bytes]) -> None:
+    if output == STDOUT:
+        sys.stdout.buffer.writelines(pieces)
+        return
     from leakscope.cli.outputs import written_aside
 
     with written_aside(output) as aside:
@@ -272,8 +280,12 @@ def _write_tables(output: Path, to: Format, tables: Iterable[Batches]) -> None:
     from leakscope.cli.outputs import written_aside
     from leakscope.report.export.tables import write_csv, write_parquet
 
+    write = write_csv if to is Format.CSV else write_parquet
+    if output == STDOUT:
+        write(tables, sys.stdout.buffer)
+        return
     with written_aside(output) as aside:
-        (write_csv if to is Format.CSV else write_parquet)(tables, aside)
+        write(tables, aside)
     _say(output)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from leakscope.report.export.folded import folded_frame
 
@@ -45,7 +45,7 @@ def _site_row(site: Site, evidence: str) -> dict[str, Any]:
     return site.to_json() | {"evidence": evidence}
 
 
-def write_csv(tables: Iterable[Batches], path: Path) -> None:
+def write_csv(tables: Iterable[Batches], path: Path | BinaryIO) -> None:
     """One header, then all rows; lists are joined with ``;`` as in folded stacks. The schemas are the same."""
     import pyarrow.csv as pc
 
@@ -60,7 +60,7 @@ def write_csv(tables: Iterable[Batches], path: Path) -> None:
             writer.close()
 
 
-def write_parquet(tables: Iterable[Batches], path: Path) -> None:
+def write_parquet(tables: Iterable[Batches], path: Path | BinaryIO) -> None:
     """All rows in one file, zstd. The schemas are the same."""
     import pyarrow.parquet as pq
 
