@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 POINTS = 2_000
 """Points in time at which live bytes are told, over the length of a source."""
-MAX_SLICES = 1_000_000
-"""Calls, ranges and launches of a source, of each the first so many: what a viewer still opens."""
+MAX_SLICES = 500_000
+"""Calls, ranges and launches of a capture, of each the first so many: what a viewer still opens."""
 
 Ints = npt.NDArray[np.int64]
 
