@@ -36,10 +36,12 @@ demo: samples nvtx
 TESTS := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test: samples programs
+	@tools/system-packages.sh test
 	$(TESTS)
 
 # The same with every recording made under both loaders, which takes about twice as long.
 test-both: samples programs
+	@tools/system-packages.sh test
 	LEAKSCOPE_TEST_LOADER=both $(TESTS)
 
 check: setup
@@ -47,8 +49,10 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Grades `leakscope attribute` on a folder of leak cases (LEAKSCOPE_CASES).
-eval: setup
+# Verdicts on generated series beside other rules (minutes) and on a folder of leak cases (LEAKSCOPE_CASES), as they are and
+# perturbed; then 100 recordings of a clean sample and 100 of a leaking one (LEAKSCOPE_EVAL_RECORDINGS), of which
+# `leakscope check` may misjudge none.
+eval: samples programs
 	@tools/eval.sh "$(BIN)"
 
 fuzz: setup

@@ -21,6 +21,7 @@ OBJECT = DIRECTORY / "leakscope.bpf.o"
 NVTX_LIBRARY = DIRECTORY / "nvtx" / "libleakscope_nvtx.so"
 """The library that NVTX loads into a target (NVTX_INJECTION64_PATH): built by `make programs`, shipped in the wheel."""
 
+_SEAL = b"leakscope checksum"
 _INCLUDE = re.compile(r'^#include "(?P<name>[^"]+)"$', re.MULTILINE)
 _PROGRAM = re.compile(r'^PROGRAM\("(\w+)[^"]*"\).*\nint (\w+)\(', re.MULTILINE)
 _MAP_CALLS = [
@@ -57,6 +58,17 @@ def programs() -> list[tuple[str, str]]:
 def sources_id() -> int:
     """64 bits that name the sources; the Makefile puts those that it built into the object."""
     return int.from_bytes(hashlib.sha256(joined_source().encode()).digest()[:8], "big")
+
+
+def sealed(content: bytes) -> bytes:
+    """An object with its checksum behind it, which ELF does not look at: libbpf 1.1 may crash on a damaged one."""
+    return content + _SEAL + hashlib.sha256(content).digest()
+
+
+def is_sealed(content: bytes) -> bool:
+    """Whether an object is as the Makefile left it."""
+    end = len(content) - len(_SEAL) - hashlib.sha256().digest_size
+    return end > 0 and sealed(content[:end]) == content
 
 
 def source_for_bcc() -> str:

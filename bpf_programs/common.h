@@ -34,6 +34,14 @@ static inline u64 next_number(u32 sequence)
 	return (__sync_fetch_and_add(value, 1) + 1) << 12 | (bpf_get_smp_processor_id() & 4095);
 }
 
+/* The next one of numbers that stay dense: 1, 2, … For what is rare, as all CPUs share the count. */
+static inline u64 next_dense_number(u32 sequence)
+{
+	u64 *value = bpf_map_lookup_elem(&sequences, &sequence);
+
+	return value ? __sync_fetch_and_add(value, 1) + 1 : 0;
+}
+
 static inline u32 current_tgid(void)
 {
 	return bpf_get_current_pid_tgid() >> 32;

@@ -9,6 +9,12 @@
 #ifdef LEAKSCOPE_BCC
 #include <uapi/linux/ptrace.h>
 #define PROGRAM(section)
+/* By names of our own: for each call of bcc's names it reads all of /proc/kallsyms, to look whether the kernel has them
+ * (check_bpf_probe_read_user in its b_frontend_action.cc), which made most of the time of compiling. */
+static long (*read_user_memory)(void *, u32, const void *) = (void *)BPF_FUNC_probe_read_user;
+static long (*read_user_string)(void *, u32, const void *) = (void *)BPF_FUNC_probe_read_user_str;
+#define bpf_probe_read_user read_user_memory
+#define bpf_probe_read_user_str read_user_string
 #define raw_tracepoint_args bpf_raw_tracepoint_args
 #else
 #include <linux/types.h>

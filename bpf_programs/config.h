@@ -18,10 +18,14 @@
 #define CONFIG_RANGE_ENTRIES 1024
 #define CONFIG_STACK_ENTRIES 1024
 #define CONFIG_SITE_ENTRIES 1024
+#define CONFIG_SITE_STATE_ENTRIES 1024
 #define CONFIG_LAUNCH_RING_BYTES 4096
 #define CONFIG_KERNEL_RING_BYTES 4096
 #define CONFIG_LAYOUT_ENTRIES 1024
 #define CONFIG_IDENTITY_ENTRIES 1024
+#define CONFIG_OUTERMOST_ENTRIES 1024
+#define CONFIG_PROCESS_END_ENTRIES 1024
+#define CONFIG_TARGET_ENTRIES 1024
 
 struct config {
 	u64 sources; /* what the object was built from: set by the Makefile, checked by the loader */
@@ -63,6 +67,7 @@ struct config {
 	u64 sample_bytes;
 	u64 unwind;
 	u64 cpus;
+	u64 site_numbers; /* entries of the map of sites */
 };
 
 const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
@@ -104,4 +109,5 @@ const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
 #define CONFIG_SAMPLE_BYTES config.sample_bytes
 #define CONFIG_UNWIND config.unwind
 #define CONFIG_CPUS config.cpus
+#define CONFIG_SITE_NUMBERS config.site_numbers
 #endif

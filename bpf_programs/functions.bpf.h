@@ -219,7 +219,8 @@ int on_function_return(struct pt_regs *ctx)
 		values.arg1 = values.context;
 		describe_launch(spec->role, &call, &values);
 	} else if (spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC) {
-		measure(spec, &call, &values.size_bytes, &values.requested_bytes);
+		values.requested_bytes = requested_bytes(spec, &call);
+		values.size_bytes = taken_bytes(spec, &call, values.requested_bytes);
 		if (ok) {
 			if (spec->addr_how == ADDR_OUT)
 				range.addr = user_u64(call.args[spec->addr_arg & 7]);

@@ -49,19 +49,18 @@ struct allocation {
 	u32 requested_bytes;
 };
 
-/* First sight of a site on this CPU: give it an id (unique without a shared counter: the CPU is part of it). */
-static inline struct site_state *new_site(struct allocation *what)
+/* First sight of a site: give it a number. Two CPUs may both do so at once; one number is then not used. */
+static inline struct site_info *new_site(struct allocation *what)
 {
-	struct site_state fresh = {}; /* its bucket fills at the first look: it was last refilled at time 0 */
 	struct site_key *key = &what->site;
 	struct site_info info = {};
-	struct site_info *known = bpf_map_lookup_elem(&sites, key);
+	struct site_info *known;
+	u64 number;
 	u64 name = 0;
 
-	if (!known) {
-		info.id = next_number(COUNT_SITE_SEQUENCE);
-		if (!info.id)
-			return 0;
+	number = next_dense_number(SEQUENCE_SITES);
+	if (number && number <= CONFIG_SITE_NUMBERS) {
+		info.id = number;
 		info.kind = what->kind;
 		info.size_bytes = what->size_bytes;
 		info.object_bytes = what->object_bytes;
@@ -73,34 +72,38 @@ static inline struct site_state *new_site(struct allocation *what)
 			bpf_probe_read_kernel_str(info.cache, sizeof(info.cache), (void *)name);
 		}
 		bpf_map_update_elem(&sites, key, &info, BPF_NOEXIST);
-		known = bpf_map_lookup_elem(&sites, key); /* another CPU may have been first */
-		if (!known) {
-			count(COUNT_SITE_FULL);
-			return 0;
-		}
 	}
-	fresh.id = known->id;
-	fresh.size_bytes = known->size_bytes;
-	bpf_map_update_elem(&site_states, key, &fresh, BPF_ANY);
-	return bpf_map_lookup_elem(&site_states, key);
+	known = bpf_map_lookup_elem(&sites, key); /* another CPU may have been first */
+	if (!known)
+		count(COUNT_SITE_FULL);
+	return known;
+}
+
+static inline struct site_state *state_of(struct site_info *site)
+{
+	u32 at = (bpf_get_smp_processor_id() % CONFIG_CPUS) * CONFIG_SITE_NUMBERS + site->id - 1;
+
+	return bpf_map_lookup_elem(&site_states, &at);
 }
 
 /* Weight of this allocation's stacks: 1 takes its own, N was picked 1 in N at random and speaks for the rest, 0 takes
  * none. Never another allocation's stack. A site has a bucket of stacks on each CPU, so that every allocation of a slow
  * site takes its own; the CPU has one for all sites, and while that is empty a site's stacks cost
  * CONFIG_SCARCE_COST tokens: the busy ones make room for the slow ones. */
-static inline u32 stack_weight(struct site_state *state, u64 now)
+static inline u32 stack_weight(struct site_info *site, u64 now)
 {
 	u32 zero = 0;
 	u64 cost = 1;
 	struct bucket *budget;
+	struct site_state *state;
 
 	if (CONFIG_STACKS == STACKS_ALL)
 		return 1;
 	if (CONFIG_STACKS == STACKS_NONE)
 		return 0;
 	budget = bpf_map_lookup_elem(&stack_budget, &zero);
-	if (!budget)
+	state = state_of(site);
+	if (!budget || !state)
 		return 0;
 	refill(&state->bucket, now, CONFIG_SITE_STACK_EVERY_SHIFT, CONFIG_SITE_STACK_BURST);
 	if (state->bucket.tokens) {
@@ -119,18 +122,18 @@ static inline u32 stack_weight(struct site_state *state, u64 now)
 	return 0;
 }
 
-static inline void describe(void *ctx, struct live_object *object, struct site_state *state, u32 requested, u64 now)
+static inline void describe(void *ctx, struct live_object *object, struct site_info *site, u32 requested, u64 now)
 {
 	object->ts_ns = now;
 	object->caller = 0;
 	object->python_stack = 0;
 	object->pid = current_tgid();
 	object->mark = CONFIG_MODE == MODE_STREAM ? current_mark() : 0; /* a census has the identity there */
-	object->site = state->id;
+	object->site = site->id;
 	object->requested_bytes = requested;
 	object->user_stack = -1;
 	object->kernel_stack = -1;
-	object->weight = stack_weight(state, now);
+	object->weight = stack_weight(site, now);
 	if (object->weight) {
 		object->kernel_stack = kernel_stack_id(ctx);
 		object->user_stack = CONFIG_UNWIND == UNWIND_ALL ? unwound_stack_of_task(ctx) : user_stack_id(ctx);
@@ -172,18 +175,18 @@ static inline void end_object(u64 addr, struct live_object *object, u8 cause)
 	object->ts_ns = 0;
 }
 
-static inline struct site_state *site_of(struct allocation *what)
+static inline struct site_info *site_of(struct allocation *what)
 {
-	struct site_state *state = bpf_map_lookup_elem(&site_states, &what->site);
+	struct site_info *site = bpf_map_lookup_elem(&sites, &what->site);
 
-	return state && state->id ? state : new_site(what);
+	return site ? site : new_site(what);
 }
 
 static inline int kernel_alloc(void *ctx, struct allocation *what)
 {
 	struct live_object fresh = {};
 	struct live_object *old;
-	struct site_state *state;
+	struct site_info *site;
 	u64 addr = what->addr;
 
 	/* Whoever gets the address, inside the scope or not, proves that its last object ended. */
@@ -194,10 +197,10 @@ static inline int kernel_alloc(void *ctx, struct allocation *what)
 		return 0;
 	if (CONFIG_MODE == MODE_CENSUS && has_ended(current_tgid()))
 		return 0;
-	state = site_of(what);
-	if (!state || !is_chosen(state->size_bytes))
+	site = site_of(what);
+	if (!site || !is_chosen(site->size_bytes))
 		return 0;
-	describe(ctx, &fresh, state, what->requested_bytes, bpf_ktime_get_ns());
+	describe(ctx, &fresh, site, what->requested_bytes, bpf_ktime_get_ns());
 	if (CONFIG_MODE == MODE_CENSUS) {
 		fresh.identity = identity_of(&fresh);
 		if (!fresh.identity)
@@ -302,7 +305,7 @@ int on_mm_page_alloc(struct raw_tracepoint_args *ctx)
 	struct live_object fresh = {};
 	struct live_object *old;
 	struct allocation what = {};
-	struct site_state *state;
+	struct site_info *site;
 	u64 page = ctx->args[0];
 	u32 order = ctx->args[1];
 	u32 gfp = ctx->args[2];
@@ -325,10 +328,10 @@ int on_mm_page_alloc(struct raw_tracepoint_args *ctx)
 	what.kind = SITE_PAGE;
 	what.size_bytes = CONFIG_PAGE_SIZE << (order & 31);
 	what.site.what = order | migratetype << 8 | (u64)gfp << 32;
-	state = site_of(&what);
-	if (!state || !is_chosen(state->size_bytes))
+	site = site_of(&what);
+	if (!site || !is_chosen(site->size_bytes))
 		return 0;
-	describe(ctx, &fresh, state, 0, bpf_ktime_get_ns());
+	describe(ctx, &fresh, site, 0, bpf_ktime_get_ns());
 	if (CONFIG_MODE == MODE_CENSUS) {
 		fresh.identity = identity_of(&fresh);
 		if (!fresh.identity)

@@ -15,11 +15,13 @@ enum loop { LOOP_ON = 0, LOOP_STOP = 1 };
 
 #ifdef LEAKSCOPE_BCC
 #define SUBPROGRAM inline
+#define GLOBAL_SUBPROGRAM static inline
 #define LOOP(most, step, state) \
 	_Pragma("clang loop unroll(disable)") \
 	BOUNDED_LOOP(most, step, state)
 #else
 #define SUBPROGRAM __attribute__((noinline))
+#define GLOBAL_SUBPROGRAM __attribute__((noinline))
 #define LOOP(most, step, state) \
 	do { \
 		if (CONFIG_HAS_LOOP) { \

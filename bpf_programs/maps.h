@@ -25,9 +25,7 @@ struct bucket { /* of stacks that may be taken: refilled with time, emptied by t
 	u64 tokens;
 };
 
-struct site_state { /* this CPU's view of a site */
-	u32 id;
-	u32 size_bytes;
+struct site_state { /* a CPU's own part of a site */
 	struct bucket bucket;
 };
 
@@ -167,7 +165,7 @@ enum counter {
 	COUNT_PYTHON_DROPPED = 10,  /* Python stacks lost to a full ring */
 	COUNT_PYTHON_BUSY = 11,     /* not walked: another walk was under way on the CPU */
 	COUNT_LIVE_ENTRIES = 12,    /* no loss: entries this CPU put into the live map, less those that it deleted */
-	COUNT_SITE_SEQUENCE = 13,
+	COUNT_UNUSED = 13,
 	COUNT_CALL_SEQUENCE = 14,
 	COUNT_PYTHON_SEQUENCE = 15,
 	COUNT_MARK_DROPPED = 16,    /* NVTX ranges or their ends lost to a full ring */
@@ -187,6 +185,8 @@ enum counter {
 	COUNT_DUMP_SEQUENCE = 30,
 	COUNTERS = 31,
 };
+
+enum sequence { SEQUENCE_SITES = 0, SEQUENCES = 1 }; /* numbers without gaps, shared by all CPUs */
 
 /* Which words of a kernel's parameters to read: put here by user space once it knows them. */
 struct launch_word {
@@ -328,24 +328,25 @@ RING(mem_ring, CONFIG_MEM_RING_BYTES);
 RING(call_ring, CONFIG_CALL_RING_BYTES);
 PERCPU_ARRAY(counters, u64, COUNTERS);
 PERCPU_ARRAY(stack_budget, struct bucket, 1);
+ARRAY(sequences, u64, SEQUENCES);
 
 STACK_MAP(stacks, CONFIG_STACK_ENTRIES);
 STACK_MAP(stacks_overflow, CONFIG_STACK_ENTRIES * 4);
 
 /* Scope */
-HASH(targets, u32, u32, 65536);
+HASH(targets, u32, u32, CONFIG_TARGET_ENTRIES);
 
 /* Kernel objects: sites, what is live, pages apart (a page pointer is no object address) */
 HASH(sites, struct site_key, struct site_info, CONFIG_SITE_ENTRIES);
-PERCPU_HASH(site_states, struct site_key, struct site_state, CONFIG_SITE_ENTRIES);
+ARRAY(site_states, struct site_state, CONFIG_SITE_STATE_ENTRIES); /* by CPU and site: made in no time, as per-CPU maps are not */
 HASH(live, u64, struct live_object, CONFIG_LIVE_ENTRIES);
 HASH(live_pages, u64, struct live_object, CONFIG_PAGE_ENTRIES);
 
 /* Census: counts by identity in place of events. Ends of processes tell what was freed by an exit. */
 HASH(identities, struct identity_key, u32, CONFIG_IDENTITY_ENTRIES);
 PERCPU_HASH(identity_counts, u32, struct identity_count, CONFIG_IDENTITY_ENTRIES);
-HASH(outermost_calls, u32, struct outermost_call, 32768);
-LRU_HASH(process_ends, u32, struct process_end, 65536);
+HASH(outermost_calls, u32, struct outermost_call, CONFIG_OUTERMOST_ENTRIES);
+LRU_HASH(process_ends, u32, struct process_end, CONFIG_PROCESS_END_ENTRIES);
 
 /* Sampling by bytes */
 PERCPU_ARRAY(byte_countdowns, struct byte_countdown, 1);

@@ -162,7 +162,7 @@ static inline u32 walk_python(struct python_process *process, struct python_scra
 }
 
 /* Id of the current thread's Python stack, 0 if it runs no Python that is known. */
-static inline u32 python_stack(void)
+GLOBAL_SUBPROGRAM u32 python_stack(void)
 {
 	struct python_process *process;
 	struct python_scratch *scratch;

@@ -78,43 +78,56 @@ static SUBPROGRAM u64 mipmapped_texels(u64 width, u64 height, u64 depth, u64 lev
 	return mipmap.texels;
 }
 
-static inline void measure(struct function_spec *spec, struct call_in_flight *call, u64 *size, u64 *requested)
+/* What the caller asks for. */
+GLOBAL_SUBPROGRAM u64 requested_bytes(struct function_spec *spec, struct call_in_flight *call)
 {
-	u64 *args = call->args;
+	u64 *args;
 	u32 tail[2] = {};
 
-	*size = 0;
-	*requested = 0;
-	if (spec->size_how == SIZE_ARG) {
-		*requested = args[spec->size_arg & 7];
-	} else if (spec->size_how == SIZE_PRODUCT) {
-		*requested = args[spec->size_arg & 7] * args[spec->size_arg2 & 7];
-	} else if (spec->size_how == SIZE_PITCH) {
-		*requested = args[2] * args[3];
-		*size = user_u64(args[1]) * args[3];
-	} else if (spec->size_how == SIZE_ARRAY) {
+	if (!spec || !call)
+		return 0;
+	args = call->args;
+	if (spec->size_how == SIZE_ARG)
+		return args[spec->size_arg & 7];
+	if (spec->size_how == SIZE_PRODUCT)
+		return args[spec->size_arg & 7] * args[spec->size_arg2 & 7];
+	if (spec->size_how == SIZE_PITCH)
+		return args[2] * args[3];
+	if (spec->size_how == SIZE_ARRAY) {
 		bpf_probe_read_user(tail, sizeof(tail), (void *)(args[1] + 16));
-		*requested = user_u64(args[1]) * at_least_one(user_u64(args[1] + 8)) * format_bytes(tail[0]) * tail[1];
-	} else if (spec->size_how == SIZE_ARRAY_3D) {
+		return user_u64(args[1]) * at_least_one(user_u64(args[1] + 8)) * format_bytes(tail[0]) * tail[1];
+	}
+	if (spec->size_how == SIZE_ARRAY_3D) {
 		bpf_probe_read_user(tail, sizeof(tail), (void *)(args[1] + 24));
-		*requested = user_u64(args[1]) * at_least_one(user_u64(args[1] + 8)) *
+		return user_u64(args[1]) * at_least_one(user_u64(args[1] + 8)) *
 			at_least_one(user_u64(args[1] + 16)) * format_bytes(tail[0]) * tail[1];
-	} else if (spec->size_how == SIZE_MIPMAPPED) {
+	}
+	if (spec->size_how == SIZE_MIPMAPPED) {
 		bpf_probe_read_user(tail, sizeof(tail), (void *)(args[1] + 24));
-		*requested = format_bytes(tail[0]) * tail[1] *
+		return format_bytes(tail[0]) * tail[1] *
 			mipmapped_texels(user_u64(args[1]), at_least_one(user_u64(args[1] + 8)),
 					 at_least_one(user_u64(args[1] + 16)), args[2]);
-	} else if (spec->size_how == SIZE_RUNTIME_ARRAY) {
-		*requested = args[2] * at_least_one(args[3]) * runtime_element_bytes(args[1]);
-	} else if (spec->size_how == SIZE_RUNTIME_ARRAY_3D) {
-		*requested = user_u64(call->sp + 8) * at_least_one(user_u64(call->sp + 16)) *
-			at_least_one(user_u64(call->sp + 24)) * runtime_element_bytes(args[1]);
-	} else if (spec->size_how == SIZE_PITCHED_PTR) {
-		u64 rows = at_least_one(user_u64(call->sp + 16)) * at_least_one(user_u64(call->sp + 24));
-
-		*requested = user_u64(call->sp + 8) * rows;
-		*size = user_u64(args[0] + 8) * rows; /* cudaPitchedPtr.pitch */
 	}
-	if (!*size)
-		*size = *requested;
+	if (spec->size_how == SIZE_RUNTIME_ARRAY)
+		return args[2] * at_least_one(args[3]) * runtime_element_bytes(args[1]);
+	if (spec->size_how == SIZE_RUNTIME_ARRAY_3D)
+		return user_u64(call->sp + 8) * at_least_one(user_u64(call->sp + 16)) *
+			at_least_one(user_u64(call->sp + 24)) * runtime_element_bytes(args[1]);
+	if (spec->size_how == SIZE_PITCHED_PTR)
+		return user_u64(call->sp + 8) * at_least_one(user_u64(call->sp + 16)) *
+			at_least_one(user_u64(call->sp + 24));
+	return 0;
+}
+
+/* What the layer takes for it: rows of the pitch that it chose, which is known at the return. */
+static inline u64 taken_bytes(struct function_spec *spec, struct call_in_flight *call, u64 requested)
+{
+	u64 size = 0;
+
+	if (spec->size_how == SIZE_PITCH)
+		size = user_u64(call->args[1]) * call->args[3];
+	else if (spec->size_how == SIZE_PITCHED_PTR) /* cudaPitchedPtr.pitch */
+		size = user_u64(call->args[0] + 8) * at_least_one(user_u64(call->sp + 16)) *
+			at_least_one(user_u64(call->sp + 24));
+	return size ? size : requested;
 }

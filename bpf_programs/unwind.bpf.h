@@ -7,6 +7,7 @@
  * map id in `user_stack`, marked by STACK_DUMP_BIT. */
 #pragma once
 #include "common.h"
+#include "loop.bpf.h"
 
 enum unwind_policy { UNWIND_NONE = 0, UNWIND_GPU = 1, UNWIND_ALL = 2 };
 
@@ -76,6 +77,27 @@ static inline struct unwound_path *find_path(struct path_key *key)
 	return 0;
 }
 
+struct path_comparison {
+	struct unwound_path *known;
+	u64 sp;
+	u64 differ;
+};
+
+static inline long next_path_word(u32 turn, struct path_comparison *at)
+{
+	struct unwound_path *known = at->known;
+	u64 place;
+	u64 value;
+
+	if (turn >= PATH_WORDS || turn >= known->words)
+		return LOOP_STOP;
+	place = at->sp + known->places[turn];
+	value = known->values[turn];
+	if (user_u64(place) != value)
+		at->differ += mixed(place, value);
+	return LOOP_ON;
+}
+
 /* Whether the words that decided how the known dump was unwound stand at their places on this stack too. Those that do
  * not have to be exactly the return addresses that probes of returns replaced, with what these replaced; sums of mixed
  * bits tell, so that the loop has no branch whose both ways the verifier would follow 256 times. */
@@ -84,9 +106,8 @@ static inline int same_path(struct unwound_path *known, char *registers, u64 sp)
 	u64 saved[REG_SAVED_COUNT] = {};
 	struct open_returns *open;
 	u32 tid = (u32)bpf_get_current_pid_tgid();
-	u64 differ = known->id;
+	struct path_comparison at = {};
 	u64 replaced = known->id;
-	u64 place;
 	int i;
 
 	bpf_probe_read_kernel(saved, sizeof(saved), registers + REG_SAVED_OFFSET);
@@ -94,15 +115,11 @@ static inline int same_path(struct unwound_path *known, char *registers, u64 sp)
 	for (i = 0; i < REG_SAVED_COUNT; i++)
 		if (known->checked_registers & (1 << i) && saved[i] != known->registers[i])
 			return 0;
-#pragma clang loop unroll(disable)
-	for (i = 0; i < PATH_WORDS; i++) {
-		if (i >= known->words)
-			break;
-		place = sp + known->places[i];
-		if (user_u64(place) != known->values[i])
-			differ += mixed(place, known->values[i]);
-	}
-	if (differ == known->id)
+	at.known = known;
+	at.sp = sp;
+	at.differ = known->id;
+	LOOP(PATH_WORDS, next_path_word, &at);
+	if (at.differ == known->id)
 		return 1;
 	open = bpf_map_lookup_elem(&open_returns, &tid);
 	if (!open)
@@ -111,7 +128,7 @@ static inline int same_path(struct unwound_path *known, char *registers, u64 sp)
 	for (i = 0; i < OPEN_RETURNS; i++)
 		if (open->calls[i].sp >= sp)
 			replaced += mixed(open->calls[i].sp, open->calls[i].caller);
-	return differ == replaced;
+	return at.differ == replaced;
 }
 
 /* Copy the stack from `sp` up to a page's end: the fourth, or the last that the stack has. Bytes copied. */

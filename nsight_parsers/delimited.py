@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -106,12 +107,24 @@ def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+            size = os.fstat(file.fileno()).st_size
+            if size > MAX_FILE_BYTES:
+                raise ReportError(f"{path}: more than {MAX_FILE_BYTES >> 30} GiB; split it")
+            data = file.read(size)  # room is made for as much as is asked for
     except OSError as error:
         raise ReportError(f"cannot read {path}: {error.strerror}") from error
-    if len(data) > MAX_FILE_BYTES:
-        raise ReportError(f"{path}: more than {MAX_FILE_BYTES >> 30} GiB; split it")
-    return data.removeprefix(b"\xef\xbb\xbf")
+    return _as_utf8(data.removeprefix(b"\xef\xbb\xbf"))
+
+
+def _as_utf8(data: bytes) -> bytes:
+    """``data`` with U+FFFD in the place of what is no UTF-8, which Arrow would read and fail on later."""
+    ends = pa.array([0, len(data)], pa.int64()).buffers()[1]
+    text = pa.Array.from_buffers(pa.large_string(), 1, [None, ends, pa.py_buffer(data)])  # no copy is made
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        return data.decode("utf-8", errors="replace").encode()
+    return data
 
 
 def _line(error: Exception) -> str:

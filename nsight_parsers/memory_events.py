@@ -8,6 +8,7 @@ is handed out twice without a free in between was freed without being seen: an i
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,7 +35,7 @@ FAILED = (1 << 64) - 4096
 FAILED_32 = 0xFFFFFFFF
 KMALLOC_CACHES = (8, 16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
 _KMALLOC = re.compile(r"_*k[mz]alloc\w*")
-_FRAME = re.compile(r"(?P<function>.*?)(?: \((?P<file>[^()]*?)(?::(?P<line>\d{1,9}))?\))?")
+_FRAME = re.compile(r"(?s)(?P<function>.*?)(?: \((?P<file>[^()]*?)(?::(?P<line>[0-9]{1,9}))?\))?")
 _OFFSET = re.compile(r"\+0x[0-9a-f]+(/0x[0-9a-f]+)?$")
 UNNAMED = frozenset({"", "[unknown]", "[unknown", "??", "<unknown>", "unknown", "[truncated]"})
 
@@ -202,7 +203,7 @@ def _stacks(events: pd.DataFrame) -> tuple[_Stacks, int]:
         kmalloc[number] = bool(names) and bool(_KMALLOC.fullmatch(_OFFSET.sub("", names[-1])))
         for is_kernel in (0, 1):
             if number in used[is_kernel]:
-                frames = list(_frames(names, "kernel" if is_kernel else "native"))
+                frames = list(named_frames(names, "kernel" if is_kernel else "native"))
                 unnamed += sum(not frame.function for frame in frames)
                 ids[is_kernel, number] = stacks.interner.add(frames)
     stacks.ids = ids[kernel.astype(int), codes]
@@ -210,7 +211,8 @@ def _stacks(events: pd.DataFrame) -> tuple[_Stacks, int]:
     return stacks, unnamed
 
 
-def _frames(names: list[str], kind: str) -> Iterator[Frame]:
+def named_frames(names: list[str], kind: str) -> Iterator[Frame]:
+    """Frames of texts such as ``function (file:line)`` or ``function+0x1f``."""
     for name in names:
         if name.lower() in UNNAMED:
             yield Frame("", kind=kind)
@@ -271,19 +273,19 @@ def parse_events_meta(path: Path | str, *, progress: Callable[[int, int], None] 
         raise ReportError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ReportError(f"{path}: no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ReportError(f"{path}: no JSON object")
     rows: list[tuple[int, str, int, str]] = []
     if value.get("attach") == "mid-run":
         rows.append((0, "attached_mid_run", 1, "what was allocated before is not seen"))
     if value.get("stack_map_full") is True:
         rows.append((0, "stack_map_full", 1, "later stacks are missing"))
-    lost = value.get("lost") if isinstance(value.get("lost"), list) else []
-    for entry in lost[:MAX_LOSSES]:
-        if isinstance(entry, dict) and all(
-            isinstance(entry.get(k, 0), int | float) for k in ("from_ns", "to_ns", "count")
-        ):
-            span = max(0, int(entry.get("to_ns", 0)) - int(entry.get("from_ns", 0)))
-            at = min(max(0, int(entry.get("from_ns", 0))), (1 << 62))
-            rows.append((at, "events_lost", min(max(0, int(entry.get("count", 0))), 1 << 62), f"in {span / 1e9:.3f} s"))
+    lost = value.get("lost")
+    lost = lost if isinstance(lost, list) else []
+    entries = [entry for entry in lost[:MAX_LOSSES] if isinstance(entry, dict)]
+    stretches = [(entry, stretch) for entry in entries if (stretch := _stretch(entry)) is not None]
+    for _, (since, until, count) in stretches:
+        rows.append((since, "events_lost", count, f"in {max(0, until - since) / 1e9:.3f} s"))
     losses = build_table(
         "losses",
         len(rows),
@@ -294,14 +296,20 @@ def parse_events_meta(path: Path | str, *, progress: Callable[[int, int], None] 
         detail=pa.array([r[3] for r in rows], pa.string()),
     )
     report = ParsedReport(not_empty({"losses": losses}), tool="events", clock="none")
-    spans = [
-        [int(e["from_ns"]), int(e["to_ns"]), int(e.get("count", 0))]
-        for e in lost[:MAX_LOSSES]
-        if isinstance(e, dict) and isinstance(e.get("from_ns"), int) and isinstance(e.get("to_ns"), int)
-    ]
     report.facts = {
         "attach": value.get("attach") if value.get("attach") in ("start", "mid-run") else None,
         "stack_map_full": value.get("stack_map_full") is True,
-        "lost": spans[:1000],
+        "lost": [list(stretch) for entry, stretch in stretches if "from_ns" in entry and "to_ns" in entry][:1000],
     }
     return report
+
+
+def _stretch(entry: dict[str, object]) -> tuple[int, int, int] | None:
+    """(from_ns, to_ns, count) of a stretch of lost events, 0 for what it does not say; None if that is no number."""
+    values = []
+    for name in ("from_ns", "to_ns", "count"):
+        value = entry.get(name, 0)
+        if not isinstance(value, int | float) or (isinstance(value, float) and not math.isfinite(value)):
+            return None
+        values.append(min(max(0, int(value)), 1 << 62))
+    return values[0], values[1], values[2]

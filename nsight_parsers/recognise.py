@@ -21,6 +21,7 @@ from nsight_parsers import ParsedReport, ReportError
 from nsight_parsers.sniffing import (
     is_cache_log,
     is_events_meta,
+    is_kv_recording,
     is_memleak,
     is_memory_events,
     is_nsys,
@@ -184,6 +185,12 @@ KINDS: tuple[Kind, ...] = (
         "allocation events (CSV or JSON lines)",
         is_memory_events,
         "nsight_parsers.memory_events:parse_memory_events",
+    ),
+    Kind(
+        "kv_events",
+        "recorded KV-cache events (JSON lines)",
+        is_kv_recording,
+        "nsight_parsers.kv_recording:parse_kv_recording",
     ),
     Kind("cache_log", "cache events (JSON lines)", is_cache_log, "nsight_parsers.cache_log:parse_cache_log"),
     Kind(

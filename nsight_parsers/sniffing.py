@@ -117,3 +117,13 @@ def is_events_meta(sample: Sample) -> bool:
 def is_cache_log(sample: Sample) -> bool:
     """Lines of JSON objects with ``ts_ns``, ``op`` and ``obj``."""
     return sample.text is not None and {"ts_ns", "op", "obj"} <= first_object(sample.text).keys()
+
+
+def is_kv_recording(sample: Sample) -> bool:
+    """Lines of JSON objects with ``seq`` and ``payload_b64``, plain or gzip; the first may be longer than the head."""
+    from nsight_parsers.kv_recording import GZIP_MAGIC, head_of
+
+    if not sample.head.startswith((b"{", GZIP_MAGIC)):
+        return False
+    head = head_of(sample.head)
+    return head.startswith(b"{") and re.search(rb'"seq"\s*:\s*\d', head) is not None and b'"payload_b64"' in head

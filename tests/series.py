@@ -7,7 +7,7 @@ leak 5 to 100 MiB/h from a random start on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -32,6 +32,11 @@ class Made:
     traits: tuple[str, ...]
     process_start_s: FloatArray
 
+    def until(self, end_s: float) -> Made:
+        """What has been read before ``end_s``."""
+        early = self.t_s < end_s
+        return replace(self, t_s=self.t_s[early], value=self.value[early], process_start_s=self.process_start_s[early])
+
     def counters(self) -> list[Counter]:
         """As counters of a process."""
         made = [Counter("rss", self.t_s, self.value, True)]
@@ -47,8 +52,14 @@ def autoregressive(rng: np.random.Generator, count: int, phi: float, deviation: 
     return np.array(list(accumulate(shocks, lambda before, shock: phi * before + shock)))
 
 
-def make(seed: int, leaking: bool | None = None, hours: float = HOURS, step_s: float = STEP_S) -> Made:
-    """The series of one seed; every second one leaks where ``leaking`` is not given."""
+def make(
+    seed: int,
+    leaking: bool | None = None,
+    hours: float = HOURS,
+    step_s: float = STEP_S,
+    rate: float | None = None,
+) -> Made:
+    """The series of one seed; every second one leaks where ``leaking`` is not given, at ``rate`` where that is."""
     rng = np.random.default_rng(seed)
     leaking = bool(seed % 2) if leaking is None else leaking
     t = np.arange(0.0, hours * 3600, step_s)
@@ -70,9 +81,10 @@ def make(seed: int, leaking: bool | None = None, hours: float = HOURS, step_s: f
     if rng.random() < 0.25:
         traits.append("step")
         value += level * rng.uniform(0.05, 0.2) * (t >= rng.uniform(0.1, 0.9) * total)
-    rate = start = 0.0
+    start = 0.0
+    drawn = rng.uniform(5, 100) * MIB_H if leaking else 0.0
+    rate = drawn if rate is None or not leaking else rate
     if leaking:
-        rate = rng.uniform(5, 100) * MIB_H
         start = float(rng.choice([0.0, rng.uniform(0, 0.5) * total]))
         traits.append(f"leak {rate / MIB_H:.0f} MiB/h from {start / 3600:.0f} h")
     process_start = np.zeros(len(t))

@@ -235,6 +235,28 @@ def test_objects_that_end_only_by_reuse_are_listed_apart(tmp_path: Path) -> None
     assert (kernel.live_bytes, kernel.frees_not_visible_bytes) == (0, 40 * 128)
 
 
+@pytest.mark.parametrize(
+    ("freed", "reused", "verdict"), [(0, 0, "not_leak"), (4, 0, "not_leak"), (5, 5, "leak"), (5, 6, "not_leak")]
+)
+def test_a_slab_cache_that_did_not_grow_says_nothing_of_objects_that_others_free_visibly(
+    tmp_path: Path, freed: int, reused: int, verdict: str
+) -> None:
+    # given 1,000 kept objects in a cache that did not grow, as a CPU had as many free ones; others of the same kernel
+    # function ended by visible frees, or by the reuse of their addresses
+    capture = SyntheticCapture(10)
+    capture.process()
+    where = {"kernel": ("k:load_msg",), "cache": "kmalloc-1k"}
+    capture.leak(1000, 1024, user=("main", "post"), **where)
+    for i in range(freed + reused):
+        row = capture.alloc(1 + i * 0.2, 1024, user=("main", "receive"), **where)
+        capture.free(row, 1.1 + i * 0.2, "call" if i < freed else "reuse")
+    for second in (0.5, 9.5):
+        capture.sample(second, "slab_kmalloc-1k", 874_496)
+    report = report_of(capture, tmp_path)
+    assert site_of(report, "post").frees_visible is (verdict == "leak")
+    assert report.verdict.verdict == verdict
+
+
 @pytest.mark.parametrize(("grown_share", "verdict"), [(0.1, "not_leak"), (1.0, "leak")])
 def test_a_slab_cache_that_did_not_grow_disproves_a_leak(tmp_path: Path, grown_share: float, verdict: str) -> None:
     # given 1,000 objects never freed visibly, in a cache that grew by a tenth of them, or by all

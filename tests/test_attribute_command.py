@@ -35,7 +35,7 @@ def test_json_has_the_documented_shape(leaking: Path, capsys: pytest.CaptureFixt
     report = json.loads(out)
     assert list(report) == [
         "schema", "verdict", "findings", "layers", "chains", "sites", "sites_total", "losses", "reconciliation",
-        "joins", "clocks", "inputs",
+        "joins", "clocks", "calibration", "stores", "inputs",
     ]  # fmt: skip
     assert report["schema"] == "leakscope-report/1"
     verdict = report["verdict"]

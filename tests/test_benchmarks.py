@@ -37,7 +37,9 @@ def test_startup_and_attribute_yield_their_figures():
     assert results["startup"]["bars"][0]["what"] == "leakscope --help"
     # and where this host can record, how long that takes to begin, by loader
     for figures in results["startup"]["figures"]["recordings"].values():
-        assert set(figures) == {"start_s", "load_ms", "attach_ms", "load_and_attach_ms", "stop_s"}
+        assert set(figures) == {
+            *("start_s", "load_ms", "attach_ms", "load_and_attach_ms", "stop_s", "alone_ms", "alone_cpu_ms")
+        }
         assert all(len(values) == 1 and values[0] > 0 for values in figures.values())
     (size,) = results["attribute"]["figures"]["sizes"]
     assert size["million_events"] == 0.1

@@ -140,7 +140,7 @@ def test_missing_bcc_and_no_built_programs_leave_no_loader(without_bcc: None, bu
 
 
 def test_built_programs_stand_in_for_bcc(without_bcc: None, built: Path) -> None:
-    built.write_bytes(bpf_programs.sources_id().to_bytes(8, sys.byteorder))
+    built.write_bytes(bpf_programs.sealed(bpf_programs.sources_id().to_bytes(8, sys.byteorder)))
     found = checks.check_bcc(Host())
     assert (found.state, found.required) == ("missing", False)
     assert found.detail.endswith(f"; not needed: the probes in {built} were built beforehand (loader core)")
@@ -160,7 +160,7 @@ def test_bcc_that_does_not_load_is_as_good_as_none(
     found = checks.check_bcc(Host())
     assert (found.blocks, found.detail) == (True, reason)
     assert capabilities.recording_loader()[1].startswith(reason)
-    built.write_bytes(bpf_programs.sources_id().to_bytes(8, sys.byteorder))
+    built.write_bytes(bpf_programs.sealed(bpf_programs.sources_id().to_bytes(8, sys.byteorder)))
     assert not checks.check_bcc(Host()).blocks
     assert capabilities.recording_loader()[0] == "core"
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,9 @@ from leakscope.cli.quantities import seconds, size_bytes
 from leakscope.detect.attribution import Options, attribute
 from leakscope.errors import BadInputError
 from leakscope.model.results import Report
+from leakscope.record import records
 from leakscope.record.census.cohorts import window_starts
+from leakscope.record.census.reader import BATCH_ENTRIES, MOST_SWEPT, CensusReader
 from leakscope.record.census.schedule import Schedule
 from leakscope.record.sampling import gaps
 from tests.synthetic import SyntheticCapture
@@ -50,6 +55,71 @@ def test_young_windows_are_short_and_old_ones_few() -> None:
 
 
 # --- schedules
+
+
+class FakeMap:
+    """A live map of `freed` entries that ended long ago, and of `alive` objects of one identity."""
+
+    def __init__(self, freed: int = 0, alive: int = 0) -> None:
+        self.entries, self.key_bytes = 1 << 20, 8
+        self._freed, self._alive = freed, alive
+        self.deleted: list[bytes] = []
+
+    def batches(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        total = self._freed + self._alive
+        for first in range(0, total, size):
+            number = np.arange(first, min(first + size, total), dtype=np.uint64)
+            values = np.zeros(len(number), records.LIVE_OBJECT)
+            values["identity"] = 7
+            values["caller"] = 1
+            values["ts_ns"] = np.where(number < self._freed, 0, 1 + (number - self._freed) * 1000)
+            yield number.view(np.uint8).reshape(-1, 8), values.view(np.uint8).reshape(len(number), -1)
+
+    def delete(self, key: bytes) -> bool:
+        self.deleted.append(key)
+        return True
+
+    def update(self, key: bytes, value: bytes) -> None:
+        pass
+
+
+def census_reader(**maps: FakeMap) -> CensusReader:
+    """A reader of these maps at the origin 0, its intervals 1 ms."""
+    return CensusReader(SimpleNamespace(map=lambda name: maps.get(name, FakeMap())), 0, 1_000_000)  # type: ignore[arg-type]
+
+
+def peak_bytes(reader: CensusReader, ts_ns: int) -> int:
+    reader.live(ts_ns)  # what ended before it may be swept at the next
+    tracemalloc.start()
+    try:
+        reader.live(ts_ns)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_readout_takes_no_more_memory_for_more_objects_dead_or_alive() -> None:
+    few, many = 4 * BATCH_ENTRIES, 16 * BATCH_ENTRIES
+    # given a map with few and with many entries of freed objects; many alive, born over few and over many intervals
+    small = peak_bytes(census_reader(live=FakeMap(freed=few, alive=few)), few * 1000)
+    large = peak_bytes(census_reader(live=FakeMap(freed=many, alive=many)), many * 1000)
+    assert large < 1.1 * small + (MOST_SWEPT << 3)
+
+
+def test_live_objects_are_told_by_windows_and_only_freed_ones_are_swept() -> None:
+    alive, freed = 10_000, (1 << 19) + 5
+    live = FakeMap(freed=freed, alive=alive)
+    reader = census_reader(live=live)
+    found = reader.live(alive * 1000)
+    births = np.arange(alive) // 1000
+    starts, objects = np.unique(window_starts(births, alive // 1000), return_counts=True)
+    assert (found.births.tolist(), found.objects.tolist()) == (starts.tolist(), objects.tolist())
+    assert set(found.numbers.tolist()) == {7}
+    # nothing ended before a readout at time 0; before the next all had, and as many go as one readout may take
+    assert live.deleted == []
+    reader.live(alive * 1000)
+    assert len(live.deleted) == MOST_SWEPT
+    assert all(int.from_bytes(key, "little") < freed for key in live.deleted)
 
 
 def test_72_hours_are_some_thousand_readouts_and_parts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -347,6 +348,43 @@ def test_suppressed_sites_count_in_no_comparison_and_no_budget(
     assert as_json(capsys, *args)["gate"]["counts"]["fail"] == 2
     report = as_json(capsys, *args, "--suppressions", file)
     assert (report["gate"]["result"], report["verdict"]["verdict"]) == ("pass", "not_leak")
+
+
+# --- outputs ----------------------------------------------------------------------------------------------------------
+
+
+def test_in_github_actions_annotations_and_the_summary_of_the_job_are_written(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, own = tmp_path / "job.md", tmp_path / "own.md"
+    job.write_text("of a step before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(job))
+    code, out, _ = run(capsys, runs["leaking"], "--github", "--summary", own)
+    assert code == 1
+    assert next(line for line in out.splitlines() if line.startswith("::")).startswith(
+        "::error title=leakscope%3A host%3A copy_row (q.c),file=q.c,line=14::copy_row (q.c:14) keeps 12,480 B"
+    )
+    assert job.read_text() == "of a step before\n" + own.read_text()
+    code, out, err = run(capsys, runs["leaking"], "--github", "--json")
+    assert json.loads(out)["gate"]["exit_code"] == code == 1
+    assert err.startswith("::error ")
+
+
+def test_a_full_disk_is_exit_5_and_leaves_what_was_there(
+    runs: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(capfd, runs["clean"], "--junit", "/dev/full")[0] == 5
+    assert Path("/dev/full").is_char_device()
+    before = tmp_path / "leaks.xml"
+    before.write_text("before")
+
+    def full(self: Path, *_: object, **__: object) -> int:
+        self.touch()
+        raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert run(capfd, runs["clean"], "--junit", before)[0] == 5
+    assert before.read_text() == "before" and list(tmp_path.iterdir()) == [before]
 
 
 # --- the same bytes ---------------------------------------------------------------------------------------------------

@@ -193,6 +193,10 @@ def test_frees_visible(
             "reuse_objects": [reused],
             "alloc_objects": [1000],
             "live_objects": [1000],
+            "call_site": [7],
+            "slab_cache": ["kmalloc-64"],
+            "call_objects": [0],
+            "context_objects": [0],
         }
     )
     assert frees_visible(sites, np.array([kept]), np.array([grown]), np.array([before])).tolist() == [visible]

@@ -222,6 +222,24 @@ def test_objects_that_the_kernel_frees_in_batches_are_no_leak(tmp_path: Path) ->
     assert (report.verdict.verdict, report.verdict.kind) == ("not_leak", "pending_free")
 
 
+def test_ports_of_closed_connections_are_no_leak_but_sockets_beside_them_are(tmp_path: Path) -> None:
+    # given connections that this side closed first: the kernel keeps their ports for a minute (TIME_WAIT)
+    def ports() -> SyntheticCapture:
+        capture = SyntheticCapture(10)
+        capture.process()
+        for function in ("inet_bind2_bucket_create", "inet_twsk_alloc.isra.0"):
+            path = ("k:__x64_sys_connect", f"k:{function}", "k:kmem_cache_alloc_noprof")
+            capture.leak(300, 128, user=("main", "ask"), kernel=path, **{**FILP, "cache": "eventpoll_epi"})
+        return capture
+
+    report = report_of(ports(), tmp_path / "ports")
+    assert (report.verdict.verdict, report.verdict.kind) == ("not_leak", "pending_free")
+    # with what the same code really keeps, it is a leak
+    capture = ports()
+    capture.leak(300, 960, user=("main", "ask"), kernel=("k:__x64_sys_socket", "k:sk_prot_alloc"), **FILP)
+    assert report_of(capture, tmp_path / "sockets").verdict.verdict == "leak"
+
+
 def test_a_cache_whose_stacks_are_sampled_less_while_it_is_busy_is_no_leak(tmp_path: Path) -> None:
     # given 400 objects that are replaced one by one: first without stacks of their own, then with them
     capture = SyntheticCapture(10)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from leakscope.cli.main import main
-from leakscope.detect.cache import judge_events
+from leakscope.detect.cache import judge_rows
 from leakscope.detect.pair import judge_pair
+from leakscope.liveness.rows import CacheRows, rows_of
+from leakscope.model.words import NEVER
 from nsight_parsers import ReportError
 from nsight_parsers.cache_log import parse_cache_log
 from nsight_parsers.memory_events import parse_events_meta, parse_memory_events
@@ -213,11 +217,11 @@ def test_files_that_cannot_tell(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert (verdict["verdict"], verdict["class"]) == ("inconclusive", "unusable_capture")
 
 
-def cache_rows(rows: list[tuple[float, str, str, int, str, str]]) -> pd.DataFrame:
+def cache_rows(rows: list[tuple[float, str, str, int, str, str]]) -> CacheRows:
     columns = ["ts_ns", "op", "object", "size_bytes", "owner", "base"]
     made = pd.DataFrame(rows, columns=columns)
     made["ts_ns"] = (SECOND + made["ts_ns"] * SECOND).astype(np.int64)
-    return made.sort_values("ts_ns", kind="stable")
+    return rows_of(pa.Table.from_pandas(made, preserve_index=False))
 
 
 @pytest.mark.parametrize(
@@ -234,8 +238,8 @@ def test_holds_that_nobody_gives_up(hold: str, release: str, kind: str) -> None:
                 (at + 5, "evict", f"o{number}", 1000, "lru", ""),
             ]
 
-    (verdict,) = judge_events(cache_rows(rows))
-    clean = judge_events(cache_rows([row for row in rows if int(row[2][1:]) % 4]))
+    (verdict,) = judge_rows(cache_rows(rows))
+    clean = judge_rows(cache_rows([row for row in rows if int(row[2][1:]) % 4]))
 
     assert (verdict.verdict, verdict.kind) == ("leak", kind)
     assert (verdict.kept_objects, verdict.kept_bytes) == (50, 50_000)
@@ -258,7 +262,7 @@ def test_views_keep_their_base() -> None:
                 (at + 0.7, "evict", f"b{number}", 1 << 20, "lru", ""),
             ]
 
-    (verdict,) = judge_events(cache_rows(rows))
+    (verdict,) = judge_rows(cache_rows(rows))
 
     assert (verdict.verdict, verdict.kind, verdict.kept_bytes) == ("leak", "view_retains_backing_store", 50 << 20)
 
@@ -278,6 +282,36 @@ def test_cache_log_of_json_lines(tmp_path: Path) -> None:
         ("insert", "a", 7, "x", ""), ("view", "b", 1, "y", "a"),
     ]  # fmt: skip
     assert any("1 lines" in finding for finding in report.findings)
+
+
+def test_what_a_cache_log_says_beyond_lives(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    path.write_text(
+        '{"ts_ns": 1764500000123456789, "op": "insert", "obj": "a", "ttl_ns": 5000000000, "refcount": 2, '
+        '"stack": "main (a.py:3);take (b.py:9)", "generation": "m1", "last_access_ns": null}\n'
+        '{"ts_ns": 1764500000123456790, "op": "state", "obj": "b", "ttl_ns": -1, "parent": "a", '
+        '"last_access_ns": 1764500000000000001}\n'
+        '{"ts_ns": 1764500000123456791, "op": "state", "obj": "c", "expires_ns": 1764500000000000003}\n'
+        '{"ts_ns": 1764500000123456792, "op": "clear", "medium": "GPU"}\n'
+        '{"ts_ns": 1764500000123456793, "op": "access"}\n'
+    )
+
+    report = parse_cache_log(path)
+
+    rows = report.tables["cache_events"].to_pylist()
+    names = ("op", "object", "expires_ns", "last_access_ns", "parent", "medium", "generation", "user_stack")
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        ("insert", "a", 1764500005123456789, 0, "", "", "m1", 1),
+        ("state", "b", NEVER, 1764500000000000001, "a", "", "", 0),
+        ("state", "c", 1764500000000000003, 0, "", "", "", 0),
+        ("clear", "", 0, 0, "", "GPU", "", 0),
+    ]
+    assert [row["refcount"] for row in rows[:1]] == [2]
+    assert all(math.isnan(row["refcount"]) for row in rows[1:])
+    assert [(f["function"], f["file"], f["line"], f["kind"]) for f in report.tables["frames"].to_pylist()] == [
+        ("main", "a.py", 3, "python"), ("take", "b.py", 9, "python"),
+    ]  # fmt: skip
+    assert any("1 lines" in finding for finding in report.findings)  # an access to nothing
 
 
 def test_head_against_baseline(tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ import pytest
 
 from leakscope.capture import Capture, CaptureWriter, pack
 from leakscope.capture import writer as writer_module
+from leakscope.capture.ids import Numbering, renumbered
 from leakscope.cli.main import main
 from leakscope.errors import BadInputError
 from leakscope.ingest import import_files
-from leakscope.ingest.ids import Numbering, renumbered
 from leakscope.model.manifest import Manifest, Source
 from leakscope.model.tables import TABLES
 from tests.nsys_files import NsysFile, leaky_export

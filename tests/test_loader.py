@@ -194,21 +194,26 @@ def test_an_object_of_these_sources_is_accepted_wherever_it_lies(can_record: Non
 
 
 @pytest.mark.bpf
+@pytest.mark.parametrize("sealed", [False, True], ids=["damaged", "built_so"])
 @pytest.mark.parametrize("damage", ["empty", "text", "cut", "half", "zeros"])
-def test_a_damaged_object_is_refused_in_one_line(can_record: None, core: None, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_object_is_refused_in_one_line(
+    can_record: None, core: None, tmp_path: Path, damage: str, sealed: bool
+) -> None:
     whole, path = bpf_programs.OBJECT.read_bytes(), tmp_path / "leakscope.bpf.o"
-    path.write_bytes(
-        {
-            "empty": b"",
-            "text": b"version https://example.org/pointer\n",
-            "cut": whole[:-100],
-            "half": whole[: len(whole) // 2],
-            "zeros": whole[:64] + bytes(len(whole) - 64),
-        }[damage]
-    )
+    content = {
+        "empty": b"",
+        "text": b"version https://example.org/pointer\n",
+        "cut": whole[:-200],
+        "half": whole[: len(whole) // 2],
+        "zeros": whole[:64] + bytes(len(whole) - 64),
+    }[damage]
+    path.write_bytes(bpf_programs.sealed(content) if sealed else content)
     message = refusal(path)
-    assert message.startswith(f"{path} cannot be opened: libbpf: ")
-    assert message.endswith("; it is damaged: run make build again")
+    if sealed and content:
+        assert message.startswith(f"{path} cannot be opened: libbpf: ")
+        assert message.endswith("; it is damaged: run make build again")
+    else:
+        assert message == f"{path} is damaged: its checksum differs; run make build again"
     assert message.isprintable()
 
 
@@ -254,7 +259,7 @@ def without_bcc(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_takes_core_without_bcc(without_bcc: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     place = tmp_path / "leakscope.bpf.o"
     monkeypatch.setattr(bpf_programs, "OBJECT", place)
-    place.write_bytes(b"\x7fELF" + bpf_programs.sources_id().to_bytes(8, sys.byteorder))
+    place.write_bytes(bpf_programs.sealed(bpf_programs.sources_id().to_bytes(8, sys.byteorder)))
     assert choose("auto") == choose("core") == "core"
     assert choose("bcc") == "bcc"
     with pytest.raises(NotCapableError) as refused:
@@ -275,8 +280,10 @@ def test_auto_takes_core_unless_it_is_of_other_sources(monkeypatch: pytest.Monke
     place = tmp_path / "leakscope.bpf.o"
     monkeypatch.setattr(bpf_programs, "OBJECT", place)
     monkeypatch.setattr("leakscope.record.loader.import_bcc", lambda: None)
-    place.write_bytes(bpf_programs.sources_id().to_bytes(8, sys.byteorder))
+    place.write_bytes(bpf_programs.sealed(bpf_programs.sources_id().to_bytes(8, sys.byteorder)))
     assert choose_why() == ("core", f"{place} is there: nothing needs to be compiled")
+    place.write_bytes(place.read_bytes()[:-1])
+    assert choose_why() == ("bcc", f"bcc is installed; not core: {place} is damaged (make build)")
     place.write_bytes(bytes(8))
     assert choose_why() == ("bcc", f"bcc is installed; not core: {place} was built from other sources (make build)")
     place.unlink()

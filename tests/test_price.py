@@ -46,9 +46,13 @@ def test_malloc_has_a_price_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     told = ", 3.2 µs a call of malloc's family, 14.3 µs where its entry is single-stepped (measured here)"
     assert told in price(options(malloc=True), 41)
     assert "malloc" not in price(options(), 41)
+    # by its file, others pay as well
+    others = ", 1.2 µs a call for every other process of the host that maps the same libc"
+    assert others in price(options(malloc=True), 41)
+    assert others not in price(options(malloc=True), 41, heap_by_process=True)
     # and one where it cannot be measured
     monkeypatch.setattr(uprobe_price, "hit_ns", lambda instruction: None)
-    assert ", 3-20 µs a call of malloc's family (docs" in price(options(malloc=True), 41)
+    assert ", 3-20 µs a call of malloc's family, " in price(options(malloc=True), 41)
 
 
 @pytest.mark.bpf
@@ -56,6 +60,7 @@ def test_record_tells_it_before_the_command_starts_and_not_in_json(bpf: str, tmp
     told = record(tmp_path / "a.lscope", ["/bin/sh", "-c", "echo begins >&2"], "--malloc")
     assert told.code == ExitCode.DONE, told.stderr
     lines = told.stderr.splitlines()
+    assert "every other process" in lines[0]  # of a command: by file
     assert lines[0].startswith(f"leakscope: {KERNEL}, ") and lines[1] == "begins"
     assert re.search(r", \d+\.\d µs a call of malloc's family, \d+\.\d µs where its entry is single-stepped", lines[0])
     silent = record(tmp_path / "b.lscope", ["/bin/true"], "--json")

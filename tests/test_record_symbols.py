@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import struct
@@ -15,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from leakscope.record.mapped import MappedFile, mapped_files
 from leakscope.record.probes.functions import FUNCTIONS
-from leakscope.record.probes.libraries import libraries_before_start, library_of, mapped_libraries
+from leakscope.record.probes.libraries import libraries_before_start, library_of
 from leakscope.record.processes import Processes, process_exists
 from leakscope.record.sink import Batch, Sink
 from leakscope.record.symbols.address_space import AddressSpace, AddressSpaces, Mapping, Module
@@ -312,6 +314,21 @@ def test_libraries_are_known_by_their_file_names(path: str, library: str | None)
     assert library_of(path) == library
 
 
+def test_functions_of_a_module_that_is_loaded_later_get_their_names(tmp_path: Path) -> None:
+    listing, modules = tmp_path / "kallsyms", tmp_path / "modules"
+    listing.write_text("ffffffff81000000 T first\nffffffffa0000000 t old_one\t[old]\n")
+    modules.write_text("old 4096 0 - Live 0xffffffffa0000000\n")
+    symbols = KernelSymbols(str(listing), str(modules))
+    assert symbols.lookup(0xFFFFFFFFA0000010)[:2] == ("old_one", "old")
+    # given a module that is loaded afterwards, and another use of the old one
+    listing.write_text(listing.read_text() + "ffffffffa0100000 t new_one\t[new]\n")
+    modules.write_text("old 4096 1 new, Live 0xffffffffa0000000\n")
+    assert symbols.lookup(0xFFFFFFFFA0100010)[0] == "old_one"  # nothing says that there is a new one
+    modules.write_text(modules.read_text() + "new 8192 0 - Live 0xffffffffa0100000\n")
+    assert symbols.lookup(0xFFFFFFFFA0100010) == ("new_one", "new", 0xFFFFFFFFA0100000)
+    assert symbols.lookup(0xFFFFFFFF81000004) == ("first", "", 0xFFFFFFFF81000000)
+
+
 def test_what_a_command_will_load_is_found_before_it_starts(samples: None) -> None:
     from recording import BIN
 
@@ -321,9 +338,16 @@ def test_what_a_command_will_load_is_found_before_it_starts(samples: None) -> No
     assert libraries_before_start(["no-such-program"], {"PATH": "/usr/bin"}) is not None
 
 
-def test_libraries_of_a_running_process_are_found_in_its_maps() -> None:
-    found = mapped_libraries(1) + mapped_libraries(0)
-    assert found == sorted(found) and all(path.startswith("/proc/1/root/") for path in found)
+def test_files_of_a_running_process_are_found_in_its_maps() -> None:
+    # given this process, which has mapped what a line of its maps says
+    lines = [line.split(None, 5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    libc = next(fields for fields in lines if "x" in fields[1] and Path(fields[-1]).name.startswith("libc.so"))
+    # then it is found with its place
+    start, offset = int(libc[0].partition("-")[0], 16), int(libc[2], 16)
+    found = mapped_files(os.getpid())
+    assert MappedFile(libc[5].strip(), start, offset, True) in found
+    assert all(file.path.startswith("/") for file in found)
+    assert mapped_files(0) == []
 
 
 def test_twins_for_per_thread_streams_do_what_the_originals_do() -> None:

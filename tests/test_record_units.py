@@ -289,12 +289,48 @@ class NoStacks:
     def python_stacks(self, raw: np.ndarray) -> np.ndarray:
         return np.zeros(len(raw), np.int32)
 
+    def user_stack(self, *where: int) -> int:
+        return 0
+
 
 class Empty:
     """Stands for the map of live ranges after all of them ended in the kernel."""
 
-    def read_all(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.zeros((0, records.RANGE_KEY.itemsize), np.uint8), np.zeros((0, records.LIVE_RANGE.itemsize), np.uint8)
+    def batches(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        yield np.zeros((0, records.RANGE_KEY.itemsize), np.uint8), np.zeros((0, records.LIVE_RANGE.itemsize), np.uint8)
+
+
+class DeviceRanges:
+    """Stands for the map of live ranges with one device object of each of these (PID, allocation time) in it."""
+
+    def __init__(self, objects: list[tuple[int, int]]) -> None:
+        keys, values = np.zeros(len(objects), records.RANGE_KEY), np.zeros(len(objects), records.LIVE_RANGE)
+        keys["addr"], values["size_bytes"] = np.arange(len(objects)) + 1, 10
+        keys["pid"], values["ts_ns"] = np.array(objects).T
+        self._keys, self._values = keys, values
+        self.deleted: list[int] = []
+
+    def batches(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for at in range(0, len(self._keys), 2):  # whatever is asked for
+            assert not self.deleted  # or the cursor of the kernel may go back
+            keys, values = self._keys[at : at + 2], self._values[at : at + 2]
+            yield keys.view(np.uint8).reshape(len(keys), -1), values.view(np.uint8).reshape(len(values), -1)
+
+    def delete(self, key: bytes) -> bool:
+        self.deleted.append(int(np.frombuffer(key, records.RANGE_KEY)["addr"][0]))
+        return True
+
+
+def test_the_end_of_processes_ends_what_is_live_of_them_and_older_batch_by_batch() -> None:
+    # given device objects of two processes that end at 100 and 200, one of another; a PID that was given out anew
+    ranges = DeviceRanges([(5, 1), (9, 2), (7, 3), (5, 4), (5, 150), (9, 199)])
+    calls = Calls(EventColumns(0), NoStacks(), ranges, {})  # type: ignore[arg-type]
+    ends = np.zeros(2, records.CALL_RECORD)
+    ends["type"], ends["pid"], ends["exit_ns"] = records.CALL_EXIT, (5, 9), (100, 200)
+    (freed,) = calls.decode(ends).mem_events
+    assert sorted(ranges.deleted) == [1, 2, 4, 6]
+    rows = [(row["pid"], row["addr"], row["ts_ns"], row["cause"]) for row in freed.to_pylist()]
+    assert sorted(rows) == [(5, 1, 100, "exit"), (5, 4, 100, "exit"), (9, 2, 200, "exit"), (9, 6, 200, "exit")]
 
 
 def test_what_a_context_took_with_it_was_not_freed_by_the_reuse_of_its_address() -> None:

@@ -178,4 +178,45 @@ def test_hybrid_host_uses_the_hierarchy_that_has_the_memory_controller(tmp_path:
 def test_no_cgroups_at_all(tmp_path: Path) -> None:
     sampler = CgroupSampler(lambda: [7], proc_root=fake_host(tmp_path, "", ""))
     assert list(sampler.sample(0)) == []
-    assert sampler.facts() == {"cgroup_versions": [], "cgroup_memory": None}
+    assert sampler.facts() == {
+        "cgroup_versions": [],
+        "cgroup_memory": None,
+        "cgroup_memory_absent": "memory of cgroups is not read: no memory controller here (no cgroup is mounted)",
+    }
+
+
+def test_a_host_without_the_memory_controller_says_so_once(tmp_path: Path) -> None:
+    # given a v2 hierarchy that has other controllers only
+    write(tmp_path / "unified", cgroup__controllers="cpu pids\n")
+    proc = fake_host(tmp_path, f"30 1 0:26 / {tmp_path}/unified rw - cgroup2 cgroup2 rw\n", "0::/x\n")
+    sampler = CgroupSampler(lambda: [7], proc_root=proc)
+    # then nothing is read and no reading counts as failed; one line of the facts says why
+    assert [list(sampler.sample(at)) for at in range(3)] == [[], [], []] and sampler.errors == Counter()
+    assert sampler.facts()["cgroup_memory_absent"] == (
+        "memory of cgroups is not read: no memory controller here (cgroup v2 without it is mounted)"
+    )
+
+
+def test_a_v2_tree_as_the_kernel_shows_it(tmp_path: Path) -> None:
+    # given the hierarchy of trees/, a process in a service with a limit, and another service that is named
+    tree = Path(__file__).parent / "trees" / "cgroup_v2"
+    proc = fake_host(
+        tmp_path, f"30 1 0:26 / {tree} rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n", "0::/system.slice/llm.service\n"
+    )
+    sampler = CgroupSampler(lambda: [7], lambda: [tree / "system.slice" / "idle.service"], proc)
+    found: dict[str, dict[str, float]] = {}
+    for reading in sampler.sample(0):
+        found.setdefault(reading.scope_id, {})[reading.counter] = reading.value
+    # then both are read: memory.current, the parts of memory.stat, and the limit where there is one
+    assert found == {
+        "/system.slice/llm.service": {
+            "cgroup": 7_986_053_120, "cgroup_anon": 6_442_450_944, "cgroup_file": 1_342_177_280,
+            "cgroup_kernel": 201_326_592, "cgroup_shmem": 268_435_456, "cgroup_slab_reclaimable": 92_274_688,
+            "cgroup_slab_unreclaimable": 44_040_192, "cgroup_sock": 98_304, "cgroup_limit": 17_179_869_184,
+            "cgroup_swap": 0,
+        },
+        "/system.slice/idle.service": {
+            "cgroup": 16_384, "cgroup_anon": 4096, "cgroup_file": 0, "cgroup_kernel": 8192, "cgroup_shmem": 0,
+            "cgroup_slab_reclaimable": 0, "cgroup_slab_unreclaimable": 512, "cgroup_sock": 0,
+        },
+    }  # fmt: skip

@@ -1,12 +1,14 @@
 #!/bin/sh
 # Installs what leakscope needs from Debian and mounts tracefs. Does nothing twice; without root it says what is left out.
-# Usage: system-packages.sh base|bench
+# Usage: system-packages.sh base|bench|test
 set -eu
 
 case "$1" in
 base) packages="python3-bpfcc libbpf1 libbpf-dev libdw1 clang llvm gcc g++ libc6-dev make python3-venv" ;;
 bench) packages="bpfcc-tools bpftrace gcc libc6-dev" ;;
-*) echo "usage: $0 base|bench" >&2; exit 2 ;;
+# Servers that tests start themselves, on ports and sockets of their own.
+test) packages="redis-server memcached" ;;
+*) echo "usage: $0 base|bench|test" >&2; exit 2 ;;
 esac
 
 if ! command -v dpkg-query >/dev/null 2>&1; then

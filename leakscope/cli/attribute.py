@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from leakscope.cli.live import DurationOption, PoolOption
 from leakscope.errors import BadInputError, ExitCode
 from leakscope.model.words import LAYERS
 
 if TYPE_CHECKING:
-    from leakscope.cli.evidence import Opened
+    from leakscope.capture import Capture
+    from leakscope.cli.evidence import Gathered
     from leakscope.detect.attribution import Options
     from leakscope.model.results import Report
 
@@ -22,9 +25,12 @@ DEFAULT_MEMORY = "2GiB"
 
 def attribute(
     evidence: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            metavar="EVIDENCE…", help="Captures, packed ones too, and reports that import knows.", show_default=False
+            metavar="EVIDENCE…",
+            help="Captures, packed ones too, reports that import knows, and live sources (tcp://HOST:PORT of KV "
+            "events, redis://…, memcached://…, http://…/metrics).",
+            show_default=False,
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one object of schema leakscope-report/1.")] = False,
@@ -55,6 +61,16 @@ def attribute(
     stack_frames: Annotated[
         int, typer.Option(min=1, max=64, metavar="N", help="Innermost frames that must agree where stacks are joined.")
     ] = 3,
+    limit: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Forecast when leaks reach this; default the limit of the control group."),
+    ] = None,
+    wrappers: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="TOML file whose [wrappers] name frames that are never the culprit."),
+    ] = None,
+    duration: DurationOption = None,
+    pool_blocks: PoolOption = None,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory for sums over events; beyond it they go to disk.")
     ] = DEFAULT_MEMORY,
@@ -64,7 +80,9 @@ def attribute(
 
     Memory of a process counts as kept when its exit begins; of short-lived ones only what outlives them.
     """
+    from leakscope.cli.quantities import size_bytes
     from leakscope.correlate.joins.driver import JoinOptions
+    from leakscope.correlate.wrapper_rules import NO_RULES, read_rules
     from leakscope.detect.attribution import Options
 
     if layer is not None and layer not in LAYERS:
@@ -74,8 +92,10 @@ def attribute(
 
         writer_of(chains)  # a wrong suffix is said before the work
     how = JoinOptions(round(kernel_window_us * 1000), round(gpu_window_us * 1000), stack_frames)
-    options = Options(layer=layer, pid=pid, warm_up_s=warmup, chains=max(top, 20), joins=how)
-    report = report_of(evidence, options, memory)
+    limit_bytes = size_bytes(limit, "--limit") if limit else None
+    rules = read_rules(wrappers) if wrappers else NO_RULES
+    options = Options(layer, pid, warmup, max(top, 20), how, limit_bytes, rules)
+    report = report_of(evidence, options, memory, duration, pool_blocks)
     if chains is not None:
         write_graph(report.chains, chains)
     if as_json:
@@ -96,38 +116,59 @@ def attribute(
 
 
 def report_of(
-    evidence: list[Path], options: Options, memory: str, *, runs: bool = False, opened: Opened | None = None
+    evidence: Sequence[str | Path],
+    options: Options,
+    memory: str,
+    duration_s: float | None = None,
+    pool_blocks: int | None = None,
+    *,
+    runs: bool = False,
+    gathered: Gathered | None = None,
 ) -> Report:
-    """The report of everything together. Files of other tools are imported into a capture for this once; beside
-    captures, files without memory events give no verdict of their own. ``runs``: also what the runs did. ``opened``:
+    """The report of everything together. Files of other tools and live sources go into a capture for this once; beside
+    captures, those without memory events give no verdict of their own. ``runs``: also what the runs did. ``gathered``:
     the evidence, where it is open already."""
     from contextlib import ExitStack
     from dataclasses import replace
 
     import duckdb
 
-    from leakscope.cli.evidence import open_evidence
+    from leakscope.cli.evidence import gather
     from leakscope.detect.combine import combine
     from leakscope.detect.runs import run_of
     from leakscope.detect.together import attribute_together
 
-    opened = opened or open_evidence(evidence, options.pid)
-    imported = opened.imported
+    gathered = gathered or gather(evidence, duration_s, pool_blocks, options.pid)
+    captures, imported = gathered.captures, gathered.imported
+    inputs = [[_input(capture, path)] for capture, path in zip(captures, gathered.paths, strict=False)]
+    if imported:
+        inputs.append([file.to_json() | {"mem_events": file.rows.get("mem_events", 0)} for file in imported])
     try:
         with ExitStack() as stack:
-            pairs = [(stack.enter_context(c.connect(memory_limit=memory)), c.manifest) for c in opened.captures]
-            reports = attribute_together(pairs, options)
-            for report, (con, manifest) in zip(reports, pairs, strict=True):
+            opened = [(stack.enter_context(c.connect(memory_limit=memory)), c.manifest) for c in captures]
+            reports = attribute_together(opened, options)
+            for report, (con, manifest) in zip(reports, opened, strict=True):
                 report.runs = [run_of(con, manifest)] if runs else []
     except duckdb.Error as error:
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BadInputError(f"{', '.join(map(str, evidence))}: cannot be attributed: {line}") from None
-    for report, of_report in zip(reports, opened.inputs, strict=True):
+    for report, of_report in zip(reports, inputs, strict=True):
         report.inputs = of_report
     if imported:
-        if not opened.captures[-1].rows("mem_events") and len(opened.captures) > 1:
+        if not captures[-1].rows("mem_events") and gathered.paths:
             reports[-1].judged = False
-        said = tuple(f"{file.path.name}: {finding}" for file in imported for finding in file.findings)
+        said = tuple(f"{file.source.name}: {finding}" for file in imported for finding in file.findings)
         verdict = reports[-1].verdict
         reports[-1].verdict = replace(verdict, missing=(*verdict.missing, *said))
     return combine(reports)
+
+
+def _input(capture: Capture, path: Path) -> dict[str, Any]:
+    return {
+        "path": str(path),
+        "kind": "capture",
+        "complete": capture.manifest.complete,
+        "mem_events": capture.rows("mem_events"),
+        "command": next((s.command for s in capture.manifest.sources if s.command), []),
+        "problems": capture.problems,
+    }

@@ -25,7 +25,7 @@ class Action(StrEnum):
 def baseline(
     action: Annotated[Action, typer.Argument(help="update: write the file anew.", show_default=False)],
     evidence: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(metavar="EVIDENCE…", help="What 'leakscope check' takes.", show_default=False),
     ],
     output: Annotated[
@@ -42,7 +42,7 @@ def baseline(
     It is JSON with a line a site, to be committed and read in a diff. The same evidence gives the same bytes.
     """
     from leakscope.cli.check import judged
-    from leakscope.cli.outputs import read_text, write_whole
+    from leakscope.cli.outputs import read_text, require_place, write_whole
     from leakscope.detect.attribution import Options
     from leakscope.detect.profile import profile_of
     from leakscope.gate.baseline import MAX_BYTES, baseline_text, is_told, looks_like_baseline
@@ -50,11 +50,12 @@ def baseline(
     assert action is Action.UPDATE
     if layer is not None and layer not in LAYERS:
         raise BadInputError(f"--layer {layer}: no such layer; the layers are {', '.join(LAYERS)}")
+    require_place(output)
     if output.exists() and not looks_like_baseline(read_text(output, MAX_BYTES, "baseline file").encode()):
         raise BadInputError(f"{output}: exists and is no baseline file; it is not replaced")
     profile = profile_of(judged(evidence, Options(layer=layer, pid=pid), memory))
     if not profile.sides and not profile.run.counters:
-        raise BadInputError(f"{' '.join(map(str, evidence))}: no allocations and no counters: nothing to compare with")
+        raise BadInputError(f"{' '.join(evidence)}: no allocations and no counters: nothing to compare with")
     write_whole(output, baseline_text(profile))
     sites = sum(is_told(side) for side in profile.sides.values())
     print(printable(f"{output}  ({counted(sites, 'site')}, {counted(len(profile.leaks), 'known leak')})"))

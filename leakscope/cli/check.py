@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leakscope.cli.attribute import DEFAULT_MEMORY
+from leakscope.cli.live import DurationOption
 from leakscope.errors import BadInputError
 from leakscope.model.words import LAYERS
 
@@ -27,13 +30,15 @@ WORKSPACE_VARIABLE = "GITHUB_WORKSPACE"
 
 def check(
     evidence: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            metavar="EVIDENCE…", help="Captures, packed ones too, and reports that import knows.", show_default=False
+            metavar="EVIDENCE…",
+            help="What 'leakscope attribute' takes: captures, packed ones, reports of others, live sources.",
+            show_default=False,
         ),
     ],
     baseline: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(
             metavar="EVIDENCE",
             help="What to compare with: evidence of the same workload, or a file of 'leakscope baseline update'.",
@@ -72,6 +77,7 @@ def check(
             min=0, metavar="SECONDS", help="Seconds of each process's life to leave out; default a fifth of it."
         ),
     ] = None,
+    duration: DurationOption = None,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory for sums over events; beyond it they go to disk.")
     ] = DEFAULT_MEMORY,
@@ -83,9 +89,12 @@ def check(
     for the same work; leaks that the baseline has as well are told. Budgets are checked besides. The same inputs give
     the same output, byte for byte.
     """
+    from leakscope.cli.outputs import require_place
     from leakscope.detect.attribution import Options
     from leakscope.gate.decide import decide
 
+    for file in filter(None, (junit, sarif, summary)):
+        require_place(file)
     if layer is not None and layer not in LAYERS:
         raise BadInputError(f"--layer {layer}: no such layer; the layers are {', '.join(LAYERS)}")
     rules = _rules(budget, suppressions or [], allow_inconclusive, per)
@@ -93,10 +102,10 @@ def check(
         raise BadInputError(f"--per {per}: is the unit of a comparison; give a --baseline")
     options = Options(layer=layer, pid=pid, warm_up_s=warmup)
     base = profile(baseline, options, memory) if baseline else None
-    report = judged(evidence, options, memory)
-    report, gate = decide(report, rules, base, " ".join(map(str, sorted(baseline or []))))
-    _write(gate, [str(path) for path in sorted(evidence)], junit, sarif, summary, github)
-    _print(report, gate, [str(path) for path in sorted(evidence)], as_json, github)
+    report = judged(evidence, options, memory, duration)
+    report, gate = decide(report, rules, base, " ".join(sorted(baseline or [])))
+    _write(gate, sorted(evidence), junit, sarif, summary, github)
+    _print(report, gate, sorted(evidence), as_json, github)
     return gate.exit_code
 
 
@@ -117,26 +126,27 @@ def _rules(budget: Path | None, suppressions: list[Path], allow_inconclusive: bo
     return Rules(rules, lines, allow_inconclusive, per)
 
 
-def judged(evidence: list[Path], options: Options, memory: str) -> Report:
+def judged(evidence: Sequence[str | Path], options: Options, memory: str, duration_s: float | None = None) -> Report:
     """The report of the evidence, its runs included. In whatever order it was named, it is read in one."""
     from leakscope.cli.attribute import report_of
 
-    twice = next((path for number, path in enumerate(evidence) if path in evidence[:number]), None)
+    names = sorted(map(str, evidence))
+    twice = next((name for name, other in pairwise(names) if name == other), None)
     if twice is not None:
         raise BadInputError(f"{twice}: given twice; its memory would count twice")
-    return report_of(sorted(evidence), options, memory, runs=True)
+    return report_of(names, options, memory, duration_s, runs=True)
 
 
-def profile(paths: list[Path], options: Options, memory: str) -> Profile:
+def profile(evidence: Sequence[str], options: Options, memory: str) -> Profile:
     """What the baseline keeps: of a baseline file, or of evidence."""
     from leakscope.cli.outputs import read_text
     from leakscope.detect.profile import profile_of
     from leakscope.gate import baseline
 
-    files = [path for path in paths if path.is_file() and baseline.looks_like_baseline(_begin(path))]
+    files = [path for path in map(Path, evidence) if path.is_file() and baseline.looks_like_baseline(_begin(path))]
     if not files:
-        return profile_of(judged(paths, options, memory))
-    if len(paths) > 1:
+        return profile_of(judged(evidence, options, memory))
+    if len(evidence) > 1:
         raise BadInputError(f"{files[0]}: is a baseline file, which stands for a whole run; give it alone")
     return baseline.parse_baseline(read_text(files[0], baseline.MAX_BYTES, "baseline file"), str(files[0]))
 

@@ -13,12 +13,13 @@ import typer
 
 from leakscope.cli import warn
 from leakscope.cli.attribute import DEFAULT_MEMORY
+from leakscope.cli.live import DurationOption
 from leakscope.errors import BadInputError
 from leakscope.model.words import KINDS, LAYERS
 from leakscope.report.text import printable, size
 
 if TYPE_CHECKING:
-    from leakscope.cli.evidence import Opened
+    from leakscope.cli.evidence import Gathered
     from leakscope.model.results import Report
     from leakscope.report.export.tables import Batches
 
@@ -63,9 +64,11 @@ STDOUT = Path("-")
 
 def export(
     evidence: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            metavar="EVIDENCE…", help="Captures, packed ones too, and reports that import knows.", show_default=False
+            metavar="EVIDENCE…",
+            help="Captures, packed ones too, reports that import knows, and live sources.",
+            show_default=False,
         ),
     ],
     to: Annotated[Format, typer.Option("--to", help="Format to write.", show_default=False)],
@@ -111,6 +114,7 @@ def export(
             show_default=False,
         ),
     ] = None,
+    duration: DurationOption = None,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory for sums over events; beyond it they go to disk.")
     ] = DEFAULT_MEMORY,
@@ -120,20 +124,23 @@ def export(
 
     A file whose name ends in .gz is compressed (no tables); pprof's always is.
     """
-    from leakscope.cli.evidence import open_evidence
+    from leakscope.cli.evidence import gather
+    from leakscope.cli.outputs import require_place
 
     _refuse_options(to, of, table, layer, kind)
     if (to is Format.PERFETTO or table not in (None, Table.SITES)) and (sites is not None or warmup is not None):
         what = "--to perfetto" if to is Format.PERFETTO else f"--table {table}"
         raise BadInputError(f"{what}: shows no sites; leave out --sites and --warmup")
-    opened = open_evidence(evidence, pid)
-    names = _names(opened)
-    warn(problem for rows in opened.inputs for row in rows for problem in row.get("problems", ()))
+    if output != STDOUT:
+        require_place(output)  # said before the work
+    gathered = gather(evidence, duration, pid=pid)
+    names = gathered.names
+    warn(f"{name}: {problem}" for name, c in zip(names, gathered.captures, strict=True) for problem in c.problems)
     if to is Format.PERFETTO:
-        _write(output, to, _perfetto(opened, names, layer, pid, memory))
+        _write(output, to, _perfetto(gathered, names, layer, pid, memory))
         return
     if to in TABLES and table not in (None, Table.SITES):
-        _write_tables(output, to, _rows(opened, names, table, layer, pid, memory))
+        _write_tables(output, to, _rows(gathered, names, table, layer, pid, memory))
         return
 
     from leakscope.cli.attribute import report_of
@@ -141,7 +148,7 @@ def export(
 
     count = sites or (METRIC_SITES if to in (Format.PROMETHEUS, Format.OTEL) else SITES)
     options = Options(layer=layer, pid=pid, warm_up_s=warmup, sites=count)
-    report = report_of(evidence, options, memory, runs=True, opened=opened)
+    report = report_of(evidence, options, memory, runs=True, gathered=gathered)
     if to in TABLES:
         from leakscope.report.export.tables import sites_table
 
@@ -159,11 +166,6 @@ def _refuse_options(to: Format, of: Of | None, table: Table | None, layer: str |
     for name, value, formats in (("--of", of, FLAME), ("--kind", kind, FLAME), ("--table", table, TABLES)):
         if value and to not in formats:
             raise BadInputError(f"{name}: does not apply to --to {to}; it is for {', '.join(formats)}")
-
-
-def _names(opened: Opened) -> list[str]:
-    """A name for each capture: what was typed, files of other tools together."""
-    return [" + ".join(str(row["path"]) for row in rows) for rows in opened.inputs]
 
 
 def _rendered(report: Report, names: list[str], to: Format, of: str, kinds: list[str], sites: int) -> Iterable[bytes]:
@@ -203,17 +205,17 @@ def _rendered(report: Report, names: list[str], to: Format, of: str, kinds: list
     return [otel(found, time.time_ns())]
 
 
-def _perfetto(opened: Opened, names: list[str], layer: str | None, pid: int | None, memory: str) -> Iterator[bytes]:
+def _perfetto(gathered: Gathered, names: list[str], layer: str | None, pid: int | None, memory: str) -> Iterator[bytes]:
     import duckdb
 
     from leakscope.correlate.joins.common_clock import common_clock
     from leakscope.correlate.tracks import tracks_of
     from leakscope.report.export.perfetto import Placed, perfetto
 
-    clocks = iter(common_clock([source for capture in opened.captures for source in capture.manifest.sources]))
+    clocks = iter(common_clock([source for capture in gathered.captures for source in capture.manifest.sources]))
     placed, notes = [], []
-    several = sum(len(capture.manifest.sources) for capture in opened.captures) > 1
-    for capture, name in zip(opened.captures, names, strict=True):
+    several = sum(len(capture.manifest.sources) for capture in gathered.captures) > 1
+    for capture, name in zip(gathered.captures, names, strict=True):
         try:
             with capture.connect(memory_limit=memory) as con:
                 tracks = tracks_of(con, capture.manifest.sources, layer, pid)
@@ -233,12 +235,12 @@ def _perfetto(opened: Opened, names: list[str], layer: str | None, pid: int | No
 
 
 def _rows(
-    opened: Opened, names: list[str], table: Table, layer: str | None, pid: int | None, memory: str
+    gathered: Gathered, names: list[str], table: Table, layer: str | None, pid: int | None, memory: str
 ) -> Iterator[Batches]:
     from leakscope.correlate.rows import rows_of
     from leakscope.report.export.tables import Batches
 
-    for capture, name in zip(opened.captures, names, strict=True):
+    for capture, name in zip(gathered.captures, names, strict=True):
         with capture.connect(memory_limit=memory) as con:
             schema, batches = rows_of(con, table.value, name, layer, pid)
             yield Batches(schema, _usable(batches, name))

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from leakscope.cli.live import DurationOption, PoolOption, collect_sources, name_of, split_evidence
 from leakscope.errors import BadInputError
 from leakscope.report.text import printable
 
@@ -20,7 +21,15 @@ BAR_BYTES = 8 << 20
 
 
 def import_(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Reports to import.", show_default=False)],
+    evidence: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE…",
+            help="Reports to import, and live sources: tcp://HOST:PORT of KV events, redis://…, "
+            "memcached://…, http://…/metrics.",
+            show_default=False,
+        ),
+    ],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -37,6 +46,8 @@ def import_(
             metavar="FORMAT", help="Numbers of ncu --csv, where they are ambiguous: point (1,234.5) or comma."
         ),
     ] = None,
+    duration: DurationOption = None,
+    pool_blocks: PoolOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object instead of text.")] = False,
 ) -> None:
     """Import reports into a new capture or one that exists: Nsight Compute reports and ncu --csv, Nsight Systems
@@ -44,14 +55,19 @@ def import_(
 
     What a file is, is told by its content. When one of the files cannot be used, nothing is imported.
     """
-    from leakscope.ingest import Options, import_files
+    from leakscope.ingest import Options, import_files, refuse_unknown
     from leakscope.report.imports import import_lines
 
-    target = output or Path(files[0].name + SUFFIX)
+    addresses, files = split_evidence(evidence)
+    target = output or Path((files[0].name if files else name_of(addresses[0])) + SUFFIX)
     if output is None and target.exists():
         raise BadInputError(f"{target}: exists already; add to it with -o {target}, or choose another name with -o")
-    with _progress(files) as progress:
-        imported = import_files(files, target, Options(pid=pid, tz=tz, number_format=number_format), progress)
+    options = Options(pid=pid, tz=tz, number_format=number_format, pool_blocks=pool_blocks)
+    refuse_unknown(files)
+    imported = collect_sources(addresses, target, duration)
+    if files:
+        with _progress(files) as progress:
+            imported += import_files(files, target, options, progress)
     described = [file.to_json() for file in imported]
     if as_json:
         json.dump({"capture": str(target), "files": described}, sys.stdout, indent=1, allow_nan=False)

@@ -27,16 +27,19 @@ class Verb(NamedTuple):
 
 VERBS = {
     "record": Verb("leakscope.cli.record", "Record processes, a cgroup, a command or the whole host."),
+    "soak": Verb("leakscope.cli.soak", "Watch a service for days, through its restarts."),
     "import": Verb("leakscope.cli.import_", "Import reports of Nsight, PyTorch and memleak into a capture."),
     "attribute": Verb("leakscope.cli.attribute", "Say what leaks, who caused it, and how sure that is."),
     "check": Verb("leakscope.cli.check", "Pass or fail on memory: the gate of a pull request."),
     "baseline": Verb("leakscope.cli.baseline", "Write what a run keeps into a file for check."),
+    "liveness": Verb("leakscope.cli.liveness", "Say who keeps memory alive, and what nobody uses any more."),
     "diff": Verb("leakscope.cli.diff", "Compare two captures: growth by layer, site and counter."),
     "export": Verb("leakscope.cli.export", "Write results in the formats of other tools."),
     "query": Verb("leakscope.cli.query", "Run SQL on the tables of a capture."),
     "symbolize": Verb("leakscope.cli.symbolize", "Find names and lines of native frames after the fact."),
     "pack": Verb("leakscope.cli.pack", "Make one file of a capture."),
     "unpack": Verb("leakscope.cli.pack", "Make a capture of a packed file."),
+    "cache": Verb("leakscope.cli.cache", "Replay policies, check keys, lifetimes and consistency of caches."),
     "doctor": Verb("leakscope.cli.doctor", "Check what this host can record, and how to mend what it cannot."),
 }
 
@@ -133,11 +136,14 @@ def _app(wanted: str | None) -> typer.Typer:
     app.callback()(_top)
     for name, verb in VERBS.items():
         function = _load(verb.module, name) if name == wanted else _stub
-        app.command(name, short_help=verb.help)(function)
+        if isinstance(function, typer.Typer):  # a verb of several: leakscope cache simulate
+            app.add_typer(function, name=name, short_help=verb.help)
+        else:
+            app.command(name, short_help=verb.help)(function)
     return app
 
 
-def _load(module: str, name: str) -> Callable[..., Any]:
+def _load(module: str, name: str) -> Callable[..., Any] | typer.Typer:
     return getattr(importlib.import_module(module), f"{name}_" if keyword.iskeyword(name) else name)
 
 

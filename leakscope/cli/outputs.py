@@ -9,25 +9,36 @@ from pathlib import Path
 from leakscope.errors import BadInputError
 
 
+def require_place(path: Path) -> None:
+    """Raise BadInputError where no file can be written, so that it is said before the work."""
+    if not path.parent.is_dir():
+        raise BadInputError(f"{path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise BadInputError(f"{path}: is a folder; name a file")
+
+
 def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` beside ``path`` and rename it into place. Raises BadInputError where there is no such folder,
-    OSError where the disk is full; what was at ``path`` is then as before."""
+    """Write ``text`` beside ``path`` and rename it into place; into a device or pipe as it is.
+
+    Raises BadInputError where there is no such folder, OSError where the disk is full; what was at ``path`` is then as
+    before.
+    """
     with written_aside(path) as aside:
         aside.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 @contextlib.contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
-    """A name beside ``path`` to write to, renamed to it at the end; whatever is raised, ``path`` is as before.
+    """A name beside ``path`` to write to, renamed to it at the end; a device or pipe itself.
 
-    Raises BadInputError where there is no such folder, or ``path`` is one.
+    Whatever is raised inside, a file at ``path`` is as before. Raises BadInputError where there is no such folder.
     """
     from leakscope.capture.place import aside_of
 
-    if not path.parent.is_dir():
-        raise BadInputError(f"{path}: there is no folder {path.parent}")
-    if path.is_dir():
-        raise BadInputError(f"{path}: is a folder; name a file")
+    require_place(path)
+    if path.exists() and not path.is_file():
+        yield path
+        return
     aside = aside_of(path)
     try:
         yield aside

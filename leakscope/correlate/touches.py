@@ -120,14 +120,26 @@ def _covering_nodes(
     return np.concatenate(nodes), np.concatenate(whose)
 
 
-def touches_by_site(con: duckdb.DuckDBPyConnection, sites: pd.DataFrame, processes: pd.DataFrame) -> dict[int, Touches]:
-    """Touches of what each site keeps at the end of the evidence.
+class Touched(NamedTuple):
+    """Allocations that are kept at the end, and the launches that touched them.
+
+    ``kept``: site, source_id, pid, addr, size_bytes, ts_ns, end_ns, kind, last_ns (last touch, 0 = none), approximate
+    (the last touch is a guess, or a later launch hides its arguments); the index is ``row``. ``touches``: row, site,
+    launch_id, ts_ns, approximate, kernel, one a (kept allocation, launch).
+    """
+
+    kept: pd.DataFrame
+    touches: pd.DataFrame
+
+
+def touched_allocations(con: duckdb.DuckDBPyConnection, sites: pd.DataFrame, processes: pd.DataFrame) -> Touched | None:
+    """What sites keep at the end of the evidence, with its touches; None where no launch arguments were recorded.
 
     ``sites``: site, layer, kind, api, kernel_stack, user_stack, python_stack. ``processes``: source_id, pid, end_ns
-    (where its evidence ends), of those that are judged. {} where no launch arguments were recorded.
+    (where its evidence ends), of those that are judged.
     """
     if not con.execute("SELECT 1 FROM launch_arguments LIMIT 1").fetchall() or not len(sites):
-        return {}
+        return None
     con.register("touch_sites", sites)
     con.register("touch_processes", processes)
     kept = con.execute(
@@ -146,7 +158,7 @@ def touches_by_site(con: duckdb.DuckDBPyConnection, sites: pd.DataFrame, process
         """
     ).df()
     if not len(kept):
-        return {}
+        return None
     arguments = con.execute(
         """
         SELECT source_id, a.pid, a.ts_ns, launch_id, value, approximate
@@ -161,11 +173,32 @@ def touches_by_site(con: duckdb.DuckDBPyConnection, sites: pd.DataFrame, process
     touched["kernel"] = touched["launch_id"].map(kernel_of).fillna("")
     hidden = _hidden(con)
     con.unregister("touch_processes")
-    kept["row"] = np.arange(len(kept))
-    summaries = {}
-    for site in kept["site"].unique().tolist():
-        summaries[int(site)] = _summary(kept[kept["site"] == site], touched[touched["site"] == site], hidden)
-    return summaries
+    return Touched(_with_last(kept, touched, hidden), touched)
+
+
+def touches_by_site(con: duckdb.DuckDBPyConnection, sites: pd.DataFrame, processes: pd.DataFrame) -> dict[int, Touches]:
+    """Touches of what each site keeps at the end of the evidence; arguments and {} as :func:`touched_allocations`."""
+    found = touched_allocations(con, sites, processes)
+    if found is None:
+        return {}
+    kept, touched = found
+    return {
+        int(site): _summary(kept[kept["site"] == site], touched[touched["site"] == site])
+        for site in kept["site"].unique().tolist()
+    }
+
+
+def _with_last(kept: pd.DataFrame, touched: pd.DataFrame, hidden: dict[tuple[int, int], int]) -> pd.DataFrame:
+    """``kept`` with its last touches."""
+    rows = np.arange(len(kept))
+    newest = touched.sort_values("ts_ns", kind="stable").drop_duplicates("row", keep="last").set_index("row")
+    last = newest["ts_ns"].reindex(rows, fill_value=0).to_numpy(np.int64)
+    guessed = newest["approximate"].reindex(rows, fill_value=False).to_numpy(bool)
+    unseen = np.array(
+        [hidden.get((int(s), int(p)), 0) for s, p in zip(kept["source_id"], kept["pid"], strict=True)], np.int64
+    )
+    approximate = guessed | (unseen > np.maximum(last, kept["ts_ns"].to_numpy(np.int64)))
+    return kept.assign(row=rows, last_ns=last, approximate=approximate)
 
 
 def _mappings(con: duckdb.DuckDBPyConnection) -> pd.DataFrame:
@@ -263,15 +296,9 @@ def _hidden(con: duckdb.DuckDBPyConnection) -> dict[tuple[int, int], int]:
     return {(int(source), int(pid)): int(ts_ns) for source, pid, ts_ns in rows}
 
 
-def _summary(kept: pd.DataFrame, touched: pd.DataFrame, hidden: dict[tuple[int, int], int]) -> Touches:
+def _summary(kept: pd.DataFrame, touched: pd.DataFrame) -> Touches:
     """Of the kept allocations of a site and the launches that touched them."""
-    size = kept["size_bytes"].to_numpy(np.int64)
-    newest = touched.sort_values("ts_ns", kind="stable").drop_duplicates("row", keep="last").set_index("row")
-    last = newest["ts_ns"].reindex(kept["row"], fill_value=0).to_numpy(np.int64)
-    guessed = newest["approximate"].reindex(kept["row"], fill_value=False).to_numpy(bool)
-    unseen = np.array(
-        [hidden.get((int(s), int(p)), 0) for s, p in zip(kept["source_id"], kept["pid"], strict=True)], np.int64
-    )
+    size, last = kept["size_bytes"].to_numpy(np.int64), kept["last_ns"].to_numpy(np.int64)
     made, end = kept["ts_ns"].to_numpy(np.int64), kept["end_ns"].to_numpy(np.int64)
     idle_s = (end - np.maximum(last, made)) / 1e9
     kernels = []
@@ -291,7 +318,7 @@ def _summary(kept: pd.DataFrame, touched: pd.DataFrame, hidden: dict[tuple[int, 
         last_kernel=kernels[0].kernel if kernels else "",
         touched_bytes=int(size[last > 0].sum()),
         live_bytes=int(size.sum()),
-        approximate=bool((guessed | (unseen > np.maximum(last, made))).any()),
+        approximate=bool(kept["approximate"].any()),
         idle=tuple((step, int(size[idle_s >= step].sum())) for step in IDLE_STEPS_S if step <= longest),
         kernels=tuple(kernels[:MAX_KERNELS]),
     )

@@ -2,7 +2,7 @@
 
 Such a site looks like a leak to anyone who subtracts frees from allocations. Nothing here knows a function
 by name: a site is untraceable because its objects are seen to end only by the reuse of their addresses, or
-because its slab cache did not grow by what it seems to keep.
+because its slab cache did not grow by what it seems to keep, and nobody frees the same kind of object visibly.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ what others free hides what one site keeps."""
 MAX_GROWN_SHARE = 0.5
 """A cache that grew by less than this share of what one site seems to keep disproves the site's kept
 bytes."""
+
+MIN_FREED_SHARE = 0.5
+"""Objects of the same kernel function and cache that end this often by a visible free prove that its frees are seen:
+then no counter disproves a site. SLUB counts free objects of a CPU's own slabs as active, hundreds of small ones a
+CPU, so that a cache into which others freed before may not grow at all while as many are kept."""
 
 
 def frees_visible(
@@ -46,4 +51,13 @@ def frees_visible(
     with np.errstate(invalid="ignore"):
         enough &= (kept_when_sampled > 0) & (kept_when_sampled >= MIN_CACHE_SHARE * cache_before)
         disproved = enough & (cache_growth < MAX_GROWN_SHARE * kept_when_sampled)
-    return ~(kernel & hardly_seen & (by_reuse | disproved))
+    return ~(kernel & hardly_seen & (by_reuse | (disproved & ~_freed_elsewhere(sites))))
+
+
+def _freed_elsewhere(sites: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """For each site, whether others see their frees of what the same kernel function allocated from the same cache."""
+    function = [sites["call_site"], sites["slab_cache"]]
+    seen = (sites["call_objects"] + sites["context_objects"]).groupby(function).transform("sum").to_numpy(np.float64)
+    reused = sites["reuse_objects"].groupby(function).transform("sum").to_numpy(np.float64)
+    known = (sites["call_site"] > 0).to_numpy()
+    return np.asarray(known & (seen >= MIN_REUSED) & (seen >= MIN_FREED_SHARE * (seen + reused)), dtype=bool)

@@ -2,7 +2,7 @@
 
 The culprit of an allocation is the innermost frame that is not plumbing. Modules are matched by the
 beginning of their file name, functions by a full-match pattern. Later evidence (where kept and freed paths
-diverge) refines this table; it does not replace it.
+diverge) refines this table; it does not replace it. A user extends it (:mod:`leakscope.correlate.wrapper_rules`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 
 from leakscope.correlate.mixed_stacks import merge
 from leakscope.correlate.stacks import Frame
+from leakscope.correlate.wrapper_rules import active_rules
 
 MODULES = (
     "libc.so", "libc-2", "libc.musl", "ld-linux", "ld-musl", "ld-2", "libpthread", "libdl", "librt", "libm.so",
@@ -84,12 +85,20 @@ RECLAIMABLE_CACHES = re.compile(r"dentry|(?!sock_).*_inode_cache|inode_cache|rad
 # lazy_max_pages), so that those of freed task stacks and modules stay for a while. The memory itself is pages.
 DEFERRED_CACHES = re.compile(r"vmap_area")
 
+# What remains of a TCP connection that this side closed first: TIME_WAIT keeps a stand-in for its socket, and its port,
+# for a minute (RFC 9293, 3.6.1; TCP_TIMEWAIT_LEN of include/net/tcp.h). The caches of ports are merged with others.
+DEFERRED_CALLERS = re.compile(r"(inet_twsk_alloc|inet_bind2?_bucket_create)(\..*)?")
+
 
 def is_plumbing(frame: Frame) -> bool:
-    """Whether ``frame`` allocates on behalf of others (or has no name at all)."""
-    if frame.kind == "python":
-        return bool(PYTHON_FILES.fullmatch(frame.file))
+    """Whether ``frame`` allocates on behalf of others (or has no name at all). A user's own rules go first."""
+    python = frame.kind == "python"
     name = PurePosixPath(frame.module).name
+    own = active_rules().decides(frame.function, name, frame.file, python)
+    if own is not None:
+        return own
+    if python:
+        return bool(PYTHON_FILES.fullmatch(frame.file))
     if name.startswith(MODULES):
         return True
     return not frame.function or bool(FUNCTIONS.fullmatch(frame.function))
@@ -159,6 +168,12 @@ def allocating(kernel: Sequence[Frame]) -> Frame | None:
         if not SLAB_ENTRY.fullmatch(frame.function):
             return frame
     return kernel[-1] if kernel else None
+
+
+def is_deferred(kernel: Sequence[Frame]) -> bool:
+    """Whether what this kernel stack allocates is freed by the kernel on a timer of its own."""
+    caller = allocating(kernel)
+    return caller is not None and bool(DEFERRED_CALLERS.fullmatch(caller.function))
 
 
 def inside_slab_allocator(kernel: Sequence[Frame]) -> bool:

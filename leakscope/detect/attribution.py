@@ -26,6 +26,7 @@ from leakscope.correlate.sites import Holdings, folded_cache, holdings, merge_si
 from leakscope.correlate.stacks import Frame, Stacks
 from leakscope.correlate.touches import graph_launches, touches_by_site
 from leakscope.correlate.visibility import frees_visible
+from leakscope.correlate.wrapper_rules import NO_RULES, WrapperRules
 from leakscope.correlate.wrappers import (
     ALLOCATOR,
     CONTAINERS,
@@ -33,10 +34,19 @@ from leakscope.correlate.wrappers import (
     culprit,
     entry_of,
     inside_slab_allocator,
+    is_deferred,
     is_plumbing,
 )
 from leakscope.detect import growth
 from leakscope.detect.findings import Names, find, overall
+from leakscope.detect.iterations import (
+    Iterations,
+    frees_proven,
+    in_iterations,
+    judge_iterations,
+    layers_by_iteration,
+    sites_by_iteration,
+)
 from leakscope.detect.judge import CONFIRMED_SHARE, NOT_JUDGED, State, judge
 from leakscope.detect.losses import Loss, at_risk, hidden_frees, hidden_frees_of_sites
 from leakscope.detect.scattered import find_scattered
@@ -68,6 +78,9 @@ class Options:
     warm_up_s: float | None = None
     chains: int = 20  # sites that get a chain, besides those of findings
     joins: JoinOptions = field(default_factory=JoinOptions)
+    limit_bytes: float | None = None  # of memory, to forecast when leaks reach it; None: what the evidence says
+    wrappers: WrapperRules = NO_RULES  # of the user, beside the built-in table
+    iterations: Iterations | None = None  # judge what these leave behind, in place of growth over time
     sites: int = MAX_SITES  # listed for each capture, those with most kept bytes first
 
 
@@ -93,6 +106,8 @@ def attribute(
     slabs = reconcile.slab_evidence(con, ends)
     kept, grown, before = _slab_check(held, sites, lives, slabs)
     sites["visible"] = frees_visible(sites, kept, grown, before)
+    if options.iterations is not None:
+        sites["visible"] &= frees_proven(held, sites, options.iterations)
 
     losses = _losses(con)
     by_number = np.zeros(int(held.table["site"].max()) + 1 if len(held.table) else 0, bool)
@@ -103,8 +118,12 @@ def attribute(
     hidden = np.zeros(len(by_number))
     hidden[sites["site"]] = hidden_frees_of_sites(sites, losses, hidden_frees(losses, _repaired(sites)))
     hidden += at_risk(held, lives, manifest.sources, len(hidden))
-    judged = judge(held, lives, visible, hidden, confirmed, options.warm_up_s)
-    judged, ancestors = find_scattered(con, held, judged, lives, hidden, options.warm_up_s)
+    ancestors: dict[int, str] = {}
+    if options.iterations is not None:
+        judged = judge_iterations(con, held, visible, hidden, confirmed, options.iterations)
+    else:
+        judged = judge(held, lives, visible, hidden, confirmed, options.warm_up_s)
+        judged, ancestors = find_scattered(con, held, judged, lives, hidden, options.warm_up_s)
 
     growing = judged.loc[judged["state"] >= State.UNCLEAR, "site"].unique()
     listed = sites.head(options.sites)
@@ -133,8 +152,13 @@ def attribute(
         site: names[site]._replace(culprit=text, function="") for site, text in ancestors.items() if site in names
     }
     ids = _site_ids(listed, names)
-    findings = [_with_ids(f, ids) for f in find(judged, held.table, names, lives)]
+    findings = find(judged, held.table, names, lives)
+    if options.iterations is not None:
+        findings = [in_iterations(f, judged, len(options.iterations.windows)) for f in findings]
+    findings = [_with_ids(f, ids) for f in findings]
     rates = _site_rates(judged)
+    if options.iterations is not None:
+        rates = sites_by_iteration(rates, judged)
     courses = judged.groupby("site")["state"].max()
     level = set(courses.index[courses == State.PLATEAU])
     row_of = {int(row["site"]): row for _, row in listed.iterrows()}
@@ -158,6 +182,8 @@ def attribute(
     missing = [row.what for row in rows if row.value is None]
     plateaus = bool((judged["state"] == State.PLATEAU).any())
     layers = _layers(held, sites, lives, options.warm_up_s)
+    if options.iterations is not None:
+        layers = layers_by_iteration(layers, judged, held.table)
     provable = _provable(layers)
     countable = sites[~sites["kind"].isin(NOT_JUDGED)]
     allocated = int(countable["alloc_objects"].sum()) if len(countable) else 0
@@ -277,6 +303,7 @@ def _names(row: pd.Series, stacks: Stacks, in_call: set[tuple[int, int, int]], s
         allocator=any(ALLOCATOR.fullmatch(f.function) for f in user),
         container=any(CONTAINERS.fullmatch(f.function) for f in (python or user)[-CONTAINER_DEPTH:]),
         thread_stack=any(THREAD_START.fullmatch(f.function) for f in user),
+        deferred=row["layer"] == "kernel" and is_deferred(kernel),
     )
 
 

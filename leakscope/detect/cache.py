@@ -1,8 +1,8 @@
 """Verdicts from the lives of cache objects: pins and references that nobody gives up, views that keep their base.
 
-Holds (pins, references, views) are matched last in, first out: a hold that is given up is the youngest of its object,
-so that one which is never given up stays with who took it. A hold counts as stuck when it is older than nearly all
-that were given up took; younger ones are in flight.
+Lives and holds are those of the liveness graph (:mod:`leakscope.liveness`). A hold counts as stuck when it is stale
+there: older than nearly all that were given up took, and its object not used since by who holds it; younger ones are in
+flight.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from leakscope.correlate.stacks import Stacks
+from leakscope.liveness.holds import KINDS
+from leakscope.liveness.lives import CacheLives, cache_lives
+from leakscope.liveness.moments import MIN_GIVEN_UP, Moment, moment, usual_holds
+from leakscope.liveness.rows import CacheRows, read_rows
 from leakscope.model.results import Culprit, Growth, Verdict
 
 if TYPE_CHECKING:
@@ -21,14 +25,11 @@ if TYPE_CHECKING:
 
 MIN_STUCK = 5
 """Fewer stuck holds may be a long request."""
-IN_FLIGHT_FACTOR = 2.0
-IN_FLIGHT_QUANTILE = 0.99
 IN_FLIGHT_SHARE = 0.1
 """A hold younger than this share of the time may be in flight where nothing says how long holds take."""
 PARTS = 4
 MIN_PARTS = 3
 """Holds get stuck in this many of the four parts of the time: not in one accident alone."""
-HOLDS = {"pin": "unpin", "ref": "unref"}
 CLASSES = {"pin": "pinned_never_unpinned", "ref": "refcount", "view": "view_retains_backing_store"}
 COUNTERS = {"pin": "pinned_bytes", "ref": "referenced_bytes", "view": "retained_base_bytes"}
 WORDS = {"pin": ("pinned", "unpin"), "ref": ("referenced", "unref"), "view": ("kept by views", "evict of the view")}
@@ -36,7 +37,8 @@ WORDS = {"pin": ("pinned", "unpin"), "ref": ("referenced", "unref"), "view": ("k
 
 @dataclass(frozen=True)
 class Stuck:
-    """Holds of one kind that nobody gave up: one row each of object, owner, ts_ns, size_bytes (of what is kept)."""
+    """Holds of one kind that nobody gave up: a row each of object, owner, ts_ns, size_bytes (of what is kept) and
+    stack."""
 
     kind: str
     rows: pd.DataFrame
@@ -46,94 +48,67 @@ class Stuck:
 
 def judge_cache(con: duckdb.DuckDBPyConnection, source_id: int) -> list[Verdict]:
     """Verdicts of one source with ``cache_events``, the leading one first; [] where it has none."""
-    events = con.execute(
-        "SELECT ts_ns, op::VARCHAR AS op, object, size_bytes, owner::VARCHAR AS owner, base FROM cache_events "
-        "WHERE source_id = ? ORDER BY ts_ns",
-        [source_id],
-    ).df()
-    return judge_events(events) if len(events) else []
+    rows = read_rows(con, source_id)
+    return judge_rows(rows, con) if len(rows) else []
 
 
-def judge_events(events: pd.DataFrame) -> list[Verdict]:
-    """As :func:`judge_cache`, of rows in time order: ts_ns, op, object, size_bytes, owner, base."""
-    events = events.reset_index(drop=True)
-    events["life"] = events["op"].isin(("insert", "view")).groupby(events["object"]).cumsum()
-    start_ns, end_ns = int(events["ts_ns"].iloc[0]), int(events["ts_ns"].iloc[-1])
-    live = _live(events)
-    found = [_verdict(stuck, events, live, start_ns, end_ns) for stuck in _stuck(events, live, end_ns)]
+def judge_rows(rows: CacheRows, con: duckdb.DuckDBPyConnection | None = None) -> list[Verdict]:
+    """As :func:`judge_cache`, of the rows of one source; ``con`` has the frames of their stacks, None where they have
+    none."""
+    of = cache_lives(rows)
+    start_ns, end_ns = int(of.ts_ns[0]), int(of.ts_ns[-1])
+    fallback = IN_FLIGHT_SHARE * (end_ns - start_ns)
+    usual = {kind: usual_holds(of, kind, fallback) for kind in CLASSES}
+    now = moment(of, end_ns, {kind: limit.limit_ns for kind, limit in usual.items()}, fallback)
+    held = int(of.lives.size_bytes[now.rows].sum())
+    found = [
+        _verdict(Stuck(kind, _stuck(of, now, kind), limit.limit_ns / 1e9, limit.given_up), of, held, con)
+        for kind, limit in usual.items()
+    ]
     leaks = sorted((v for v in found if v is not None), key=lambda v: -v.kept_bytes)
     if leaks:
         return leaks
-    evicted = int((events["op"] == "evict").sum())
-    failed = int((events["op"] == "insert_fail").sum())
-    counts = f"{len(live):,} objects are live at the end, {evicted:,} were evicted"
-    if failed and not evicted:
+    evicted = int(of.evictions["objects"].sum())
+    counts = f"{len(now.rows):,} objects are live at the end, {evicted:,} were evicted"
+    if of.failed_inserts and not evicted:
         return [
             Verdict(
                 "inconclusive",
                 "missing_data",
                 confidence=0.5,
-                reasons=(counts, f"{failed:,} inserts failed although nothing is held"),
+                reasons=(counts, f"{of.failed_inserts:,} inserts failed although nothing is held"),
                 missing=("pins and references of the cache's objects",),
             )
         ]
     return [Verdict("not_leak", "cache_warmup", "host", 0.8, reasons=(counts, "no pin or reference outlives its use"))]
 
 
-def _live(events: pd.DataFrame) -> pd.DataFrame:
-    """Objects that are live at the end: object → life, size_bytes, base, ts_ns of their birth."""
-    births = events[events["op"].isin(("insert", "view"))]
-    last = births.groupby("object").last()
-    ended = events[events["op"] == "evict"].groupby("object")["ts_ns"].last()
-    gone = ended.reindex(last.index).fillna(-1) >= last["ts_ns"]
-    return last[~gone.to_numpy()]
+def _stuck(of: CacheLives, now: Moment, kind: str) -> pd.DataFrame:
+    """The stale holds of a kind; of a view, what it keeps is its base."""
+    chosen = (now.holds.holds.kind == KINDS.index(kind)) & now.holds.stale & (now.holds.holds.view < 0)
+    found = now.holds.take(chosen)
+    life = found.holds.life
+    kept, size = of.lives.object[life], of.lives.size_bytes[life]
+    if kind == "view":
+        kept = of.lives.base[life]
+        sizes = np.zeros(len(of.names) + 1, np.int64)  # the last is for -1, no base
+        np.maximum.at(sizes, of.lives.object, of.lives.size_bytes)
+        size = sizes[kept]
+    owners = np.array([*of.owners.to_pylist(), ""], object)
+    rows = pd.DataFrame(
+        {
+            "object": kept,
+            "owner": owners[found.holds.owner],
+            "ts_ns": found.from_ns,
+            "size_bytes": size,
+            "stack": found.holds.stack,
+        }
+    )
+    return rows[rows["object"] >= 0].sort_values("ts_ns", kind="stable")
 
 
-def _stuck(events: pd.DataFrame, live: pd.DataFrame, end_ns: int) -> list[Stuck]:
-    span = end_ns - int(events["ts_ns"].iloc[0])
-    found = []
-    sizes = events.groupby("object")["size_bytes"].max()
-    for hold, release in HOLDS.items():
-        rows = events[events["op"].isin((hold, release))].copy()
-        if not len(rows):
-            continue
-        rows["sign"] = np.where(rows["op"] == hold, 1, -1)
-        group = rows.groupby(["object", "life"])["sign"]
-        depth = group.cumsum()
-        rows["level"] = np.where(rows["sign"] > 0, depth, depth + 1)
-        keys = [rows["object"], rows["life"], rows["level"]]
-        following = rows.groupby(keys)["sign"].shift(-1)
-        until = rows.groupby(keys)["ts_ns"].shift(-1)
-        taken = (rows["sign"] > 0) & (rows["level"] > 0)
-        given_up = taken & (following == -1)
-        took = (until - rows["ts_ns"])[given_up].to_numpy(np.float64)
-        open_holds = rows[taken & ~given_up]
-        alive = live["life"].reindex(open_holds["object"]).to_numpy() == open_holds["life"].to_numpy()
-        open_holds = open_holds[alive].assign(
-            size_bytes=lambda r: np.maximum(r["size_bytes"], sizes.reindex(r["object"]).to_numpy())
-        )
-        usual = _usual(took, span)
-        old = open_holds[end_ns - open_holds["ts_ns"] > usual]
-        found.append(Stuck(hold, old, usual / 1e9, int(given_up.sum())))
-    views = live[live["op"] == "view"] if len(live) else live
-    if len(views):
-        ended = events[events["op"].isin(("view", "evict"))].copy()
-        ended["until"] = ended.groupby("object")["ts_ns"].shift(-1)
-        done = ended[(ended["op"] == "view") & ended["until"].notna()]
-        usual = _usual((done["until"] - done["ts_ns"]).to_numpy(np.float64), span)
-        old = views[end_ns - views["ts_ns"] > usual].reset_index()
-        kept = old.assign(size_bytes=sizes.reindex(old["base"]).fillna(0).to_numpy(), object=old["base"])
-        found.append(Stuck("view", kept[kept["object"] != ""], usual / 1e9, len(done)))
-    return found
-
-
-def _usual(took: npt.NDArray[np.float64], span: int) -> float:
-    if len(took) < MIN_STUCK:
-        return IN_FLIGHT_SHARE * span
-    return float(min(IN_FLIGHT_FACTOR * np.quantile(took, IN_FLIGHT_QUANTILE), 0.5 * span))
-
-
-def _verdict(stuck: Stuck, events: pd.DataFrame, live: pd.DataFrame, start_ns: int, end_ns: int) -> Verdict | None:
+def _verdict(stuck: Stuck, of: CacheLives, held: int, con: duckdb.DuckDBPyConnection | None) -> Verdict | None:
+    start_ns, end_ns = int(of.ts_ns[0]), int(of.ts_ns[-1])
     rows = stuck.rows
     kept = rows.groupby("object").agg(
         ts_ns=("ts_ns", "min"), size_bytes=("size_bytes", "max"), owner=("owner", "first")
@@ -150,15 +125,16 @@ def _verdict(stuck: Stuck, events: pd.DataFrame, live: pd.DataFrame, start_ns: i
     rate = total / span_s
     owner = str(kept.groupby("owner")["size_bytes"].sum().idxmax())
     taken, release = WORDS[stuck.kind]
+    stack = _stack(rows[rows["owner"] == owner], con)
     spread = rate / np.sqrt(len(kept)) * 1.96  # arrivals of holds that get stuck as a Poisson process
-    failed = int((events["op"] == "insert_fail").sum())
-    held = int(live["size_bytes"].sum()) if len(live) else 0
     return Verdict(
         verdict="leak",
         kind=CLASSES[stuck.kind],
         layer="host",
-        confidence=0.95 if stuck.given_up >= MIN_STUCK else 0.8,
+        confidence=0.95 if stuck.given_up >= MIN_GIVEN_UP else 0.8,
         culprit=Culprit(
+            frame=stack[-1] if stack else "",
+            stack=stack,
             counter=COUNTERS[stuck.kind],
             owner=owner,
             object=f"entries {taken} by owner={owner} with no later {release}",
@@ -171,14 +147,26 @@ def _verdict(stuck: Stuck, events: pd.DataFrame, live: pd.DataFrame, start_ns: i
             f"{len(kept):,} objects ({total:,} bytes of {held:,} live) are {taken} at the end by {owner}, "
             f"with no later {release}",
             f"{stuck.given_up:,} others were given up, nearly all within {stuck.usual_s:,.1f} s",
-            *([f"{failed:,} inserts failed"] if failed else []),
+            *([f"{of.failed_inserts:,} inserts failed"] if of.failed_inserts else []),
         ),
     )
 
 
+def _stack(holds: pd.DataFrame, con: duckdb.DuckDBPyConnection | None) -> tuple[str, ...]:
+    """The stack that took the most bytes of these holds; () where none is known."""
+    known = holds[holds["stack"] > 0]
+    if con is None or not len(known):
+        return ()
+    stack = int(known.groupby("stack")["size_bytes"].sum().idxmax())  # type: ignore[call-overload]
+    return tuple(frame.text for frame in Stacks(con, [stack])[stack])
+
+
 TIME_ZERO_NS = 1_000_000_000
 """Time zero of event files; a file that begins earlier begins at its own first event."""
+LATEST_START_NS = TIME_ZERO_NS + 3_600 * 10**9
+"""A file whose first event comes later has another clock (monotonic, UTC) and begins at that event, too."""
 
 
 def _since_zero(at_ns: int, start_ns: int) -> float:
-    return max(0.0, (at_ns - min(TIME_ZERO_NS, start_ns)) / 1e9)
+    zero_ns = start_ns if start_ns > LATEST_START_NS else min(TIME_ZERO_NS, start_ns)
+    return max(0.0, (at_ns - zero_ns) / 1e9)

@@ -29,9 +29,11 @@ def combine(reports: Sequence[Report]) -> Report:
         merged.losses += [replace(row, source=f"{number}: {row.source}") for row in report.losses]
         merged.reconciliation += [replace(row, source=f"{number}: {row.source}") for row in report.reconciliation]
         merged.inputs += report.inputs
+        merged.calibration += report.calibration
         merged.joins += report.joins
         merged.clocks += report.clocks
         merged.runs += report.runs
+        merged.stores += report.stores
         merged.sites_total += report.sites_total
     verdicts.sort(key=lambda v: (VERDICTS.index(v.verdict), -(v.growth.bytes_per_s if v.growth else 0.0)))
     merged.verdict = replace(verdicts[0], missing=(*verdicts[0].missing, *unjudged))

@@ -66,7 +66,7 @@ def with_counters(report: Report, judged: Sequence[Judged], layer: str | None, h
             if layer is not None and verdict.layer not in ("", layer):
                 continue
             if quiet and verdict.verdict == "leak" and verdict.layer == "host" and verdict.kind == "retained_growth":
-                verdict = _held_by_allocator(verdict)
+                verdict = held_by_allocator(verdict)
             found.append((verdict, number == 0 and one.decided))
     if not found:
         return report
@@ -86,7 +86,8 @@ def with_counters(report: Report, judged: Sequence[Judged], layer: str | None, h
     return report
 
 
-def _held_by_allocator(verdict: Verdict) -> Verdict:
+def held_by_allocator(verdict: Verdict) -> Verdict:
+    """Growth of resident memory while all that was allocated in it is freed."""
     return replace(
         verdict,
         verdict="not_leak",

@@ -39,6 +39,7 @@ class Names(NamedTuple):
     allocator: bool = False  # malloc or operator new is on the stack
     container: bool = False  # the growth of a container is among the innermost frames
     thread_stack: bool = False
+    deferred: bool = False  # the kernel frees it by itself, long after its use
     function: str = ""  # the culprit without its line, where functions rather than lines are told apart
 
     @property
@@ -138,7 +139,7 @@ def _leak(group: pd.DataFrame, names: dict[int, Names], lives: pd.DataFrame, fol
         reasons.append("these caches are given back under memory pressure")
     if kind == "pending_free":
         verdict = "not_leak"
-        reasons.append("the kernel frees these objects in batches, long after their memory")
+        reasons.append("the kernel frees these objects by itself, in batches or after a time")
     return Verdict(
         verdict=verdict,
         kind=kind,
@@ -212,7 +213,8 @@ def _class(group: pd.DataFrame, share: float, names: dict[int, Names]) -> str:
         caches = set(group["slab_cache"])
         if "" not in caches and all(RECLAIMABLE_CACHES.fullmatch(cache) for cache in caches):
             return "reclaimable_slab"
-        if "" not in caches and all(DEFERRED_CACHES.fullmatch(cache) for cache in caches):
+        known = zip(group["site"], group["slab_cache"], strict=True)
+        if all(names[site].deferred or DEFERRED_CACHES.fullmatch(cache) for site, cache in known):
             return "pending_free"
         if "filp" in caches:
             return "descriptor_leak"

@@ -22,6 +22,9 @@ MIN_LAST_PART = 0.2
 NO_LAST_PART = 0.05
 """Growth into and within the last part, as shares of the mean growth between parts: below the first it is not
 steady, below the second it has levelled off."""
+MIN_MEDIAN_SLOPE = 0.25
+"""Theil-Sen slope as a share of the mean rate: a single step has a slope near zero."""
+MIN_ITERATIONS = PARTS
 BLOCK_BINS = 8
 RESAMPLES = 400
 SEED = 20_240_229  # any fixed number: the same capture gives the same interval
@@ -133,6 +136,21 @@ def theil_sen(curves: FloatArray, warm: npt.NDArray[np.int64], bin_s: FloatArray
             after = curves[rows, skipped:]
             slopes[rows] = np.median((after[:, second] - after[:, first]) / distance, axis=1) / bin_s[rows]
     return slopes
+
+
+def steadily_rises(curves: FloatArray) -> npt.NDArray[np.bool_]:
+    """Which curves rise in every part of a run of M iterations: float64[n, M + 1], before the first and after each.
+
+    Floors of disjoint parts rise from each to the next and to the end (:func:`persistence`), and the median slope is a
+    quarter of the mean one, so a step or two are no growth. bool[n]; M >= :data:`MIN_ITERATIONS`. With so few each has
+    to add something: the rule of CPython's own hunt for reference leaks (test.libregrtest.refleak).
+    """
+    n, points = curves.shape
+    none = np.zeros(n, np.int64)
+    rises = persistence(curves, none).steady
+    mean = (curves[:, -1] - curves[:, 0]) / (points - 1)
+    slope = theil_sen(curves, none, np.ones(n))
+    return np.asarray(rises & (mean > 0) & (slope >= MIN_MEDIAN_SLOPE * mean), dtype=bool)
 
 
 def leak_start_bins(curves: FloatArray) -> npt.NDArray[np.int64]:

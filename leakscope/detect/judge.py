@@ -30,8 +30,6 @@ MIN_KEPT_SHARE = 0.0005
 """Kept objects after the warm-up as a share of all allocated: below it a few late frees explain them."""
 MIN_FLOOR_SHARE = 0.4
 """The floors of the first and last part must carry this share of the growth (a line carries 0.75)."""
-MIN_MEDIAN_SLOPE = 0.25
-"""Theil-Sen slope as a share of the mean rate: a single step has a slope near zero."""
 MIN_POOL_SHARE = 0.5
 """All kept objects of a call site must rise by this share of what its sampled stacks make of one holding."""
 MIN_RISE_TO_FALL = 1.5
@@ -112,7 +110,7 @@ def judge(
         steady.steady
         & (risen >= least[grew])
         & (floor_rise >= MIN_FLOOR_SHARE * risen)
-        & (slope >= MIN_MEDIAN_SLOPE * risen / span_s)
+        & (slope >= growth.MIN_MEDIAN_SLOPE * risen / span_s)
         & (rates.low[grew] > 0)
         & alone
         & (risen >= MIN_RISE_TO_FALL * fallen)

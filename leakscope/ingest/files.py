@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from leakscope.capture.addition import adding_to
+from leakscope.capture.ids import Numbering, renumbered
+from leakscope.capture.writer import CaptureWriter
 from leakscope.errors import BadInputError
-from leakscope.ingest.ids import Numbering, renumbered
 from leakscope.model.manifest import ClockAnchor, Source
 from leakscope.model.tables import TABLES
 from nsight_parsers import ParsedReport, ReportError
@@ -29,9 +30,9 @@ Progress = Callable[[Path, int, int], None]
 
 @dataclass(frozen=True)
 class Imported:
-    """What became of one file."""
+    """What became of one file, or of one live source."""
 
-    path: Path
+    path: Path | str  # of a live source its address
     source: Source
     rows: Mapping[str, int]
     tool: str
@@ -62,10 +63,12 @@ class Options:
     pid: int | None = None  # the process that a snapshot without one is of
     tz: str | None = None
     number_format: str | None = None
+    pool_blocks: int | None = None  # usable blocks of the pool that recorded KV events are of
 
     def for_parser(self) -> dict[str, object]:
         """Those that were given, by the names of the parsers' parameters."""
         given = {"pid": self.pid, "tz": self.tz, "number_format": self.number_format}
+        given["pool_blocks"] = self.pool_blocks
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -79,6 +82,13 @@ def kind_of(path: Path) -> str | None:
         raise BadInputError(str(error)) from error
 
 
+def refuse_unknown(paths: Iterable[Path]) -> None:
+    """Raises BadInputError for the first path that is no file that can be imported."""
+    for path in paths:
+        if kind_of(path) is None:
+            raise BadInputError(_unknown(path))
+
+
 def import_files(
     paths: Sequence[Path], capture: Path, options: Options | None = None, progress: Progress | None = None
 ) -> list[Imported]:
@@ -88,9 +98,7 @@ def import_files(
     existing one stays as it was. Raises BadInputError, OutputIncompleteError.
     """
     options = options or Options()
-    for path in paths:  # cheap, and before anything else
-        if kind_of(path) is None:
-            raise BadInputError(_unknown(path))
+    refuse_unknown(paths)  # cheap, and before anything else
     with adding_to(capture) as (writer, existing):
         numbering = Numbering(existing)
         known = {s.facts.get("sha256"): s for s in writer.manifest.sources if s.facts.get("sha256")}
@@ -100,19 +108,24 @@ def import_files(
             if digest in known:
                 raise BadInputError(f"{path}: is in the capture already, as source {known[digest].id}")
             report = _parse(path, options, progress)
-            number = max((source.id for source in writer.manifest.sources), default=-1) + 1
-            source = _source(report, path, number, digest)
-            tables = renumbered(report.tables, numbering.take(report.tables), number)
-            for name in TABLES:
-                if name in tables:
-                    writer.write(name, tables[name])
-            writer.manifest.sources.append(source)
-            known[digest] = source
-            rows = {name: table.num_rows for name, table in tables.items()}
-            imported.append(
-                Imported(path, source, rows, report.tool, report.version, tuple(report.findings), tuple(report.limits))
-            )
+            imported.append(enter(writer, numbering, report, path, path.name, digest))
+            known[digest] = imported[-1].source
     return imported
+
+
+def enter(
+    writer: CaptureWriter, numbering: Numbering, report: ParsedReport, path: Path | str, name: str, digest: str = ""
+) -> Imported:
+    """Write the tables of ``report`` as the next source of a capture, named ``name``."""
+    number = max((source.id for source in writer.manifest.sources), default=-1) + 1
+    source = _source(report, name, number, digest)
+    tables = renumbered(report.tables, numbering.take(report.tables), number)
+    for table in TABLES:
+        if table in tables:
+            writer.write(table, tables[table])
+    writer.manifest.sources.append(source)
+    rows = {table: content.num_rows for table, content in tables.items()}
+    return Imported(path, source, rows, report.tool, report.version, tuple(report.findings), tuple(report.limits))
 
 
 def _parse(path: Path, options: Options, progress: Progress | None) -> ParsedReport:
@@ -126,8 +139,8 @@ def _parse(path: Path, options: Options, progress: Progress | None) -> ParsedRep
         raise BadInputError(str(error)) from error
 
 
-def _source(report: ParsedReport, path: Path, number: int, digest: str) -> Source:
-    """The manifest's entry. The name is that of the file alone: directories tell who somebody is."""
+def _source(report: ParsedReport, name: str, number: int, digest: str) -> Source:
+    """The manifest's entry. The name of a file is that without directories: they tell who somebody is."""
     times = [
         _bounds(table[column]) for table in report.tables.values() for column in TIMES if column in table.schema.names
     ]
@@ -139,13 +152,14 @@ def _source(report: ParsedReport, path: Path, number: int, digest: str) -> Sourc
         "tool": report.tool,
         "version": report.version,
         "findings": report.findings,
-        "sha256": digest,
     }
+    if digest:
+        facts["sha256"] = digest
     utc, system = (int(report.facts.get(f"session_start_{name}_ns") or 0) for name in ("utc", "system_clock"))
     return Source(
         id=number,
         kind=report.kind,
-        name=re.sub(r"[\x00-\x1f\x7f]", "?", path.name)[:255],
+        name=re.sub(r"[\x00-\x1f\x7f]", "?", name)[:255],
         clock=report.clock,
         start_ns=min(bounds, default=0),
         end_ns=max(bounds, default=0),

@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from leakscope.model.calibration import Calibrated
+from leakscope.model.forecast import Forecast
 from leakscope.model.runs import Run
+from leakscope.model.stores import StoreAudit
 from leakscope.model.words import KINDS_NOT_ADDED
 
 SCHEMA = "leakscope-report/1"
@@ -56,12 +59,13 @@ class Culprit:
     counter: str = ""  # the narrowest counter that shows the cause
     object: str = ""  # what is kept, in words
     owner: str = ""  # of a cache: who pins or references it
+    objects: tuple[str, ...] = ()  # names of what is kept, where it has some; not all where there are many
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; keys that do not apply are left out."""
         values: dict[str, Any] = {"frame": self.frame, "stack": list(self.stack)}
         values |= {"slab_cache": self.slab_cache, "slab_caches": list(self.slab_caches)}
-        values |= {"counter": self.counter, "object": self.object, "owner": self.owner}
+        values |= {"counter": self.counter, "object": self.object, "owner": self.owner, "objects": list(self.objects)}
         return {key: value for key, value in values.items() if value}
 
 
@@ -83,6 +87,7 @@ class Verdict:
     reasons: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     smallest_provable_bytes_per_s: float | None = None
+    forecast: Forecast | None = None  # of a leak: when it reaches the limit
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -103,6 +108,7 @@ class Verdict:
             "smallest_provable_bytes_per_s": (
                 None if self.smallest_provable_bytes_per_s is None else round(self.smallest_provable_bytes_per_s, 3)
             ),
+            "forecast": self.forecast.to_json() if self.forecast else None,
         }
 
 
@@ -363,4 +369,6 @@ class Report:
     joins: list[JoinOutcome] = field(default_factory=list)
     clocks: list[Row] = field(default_factory=list)  # one a source that was aligned: its residual, with how
     runs: list[Run] = field(default_factory=list)  # one a capture, where asked for; not in JSON
+    stores: list[StoreAudit] = field(default_factory=list)  # audits of key-value stores
+    calibration: list[Calibrated] = field(default_factory=list)  # of counters over two windows of 180 readings
     judged: bool = True  # False: evidence that has no memory in it; its verdict does not count beside others

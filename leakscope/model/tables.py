@@ -251,10 +251,18 @@ CACHE_EVENTS = pa.schema(
         ("source_id", pa.int16()),
         ("ts_ns", pa.int64()),
         ("op", TEXT),  # words.CACHE_OPS
-        ("object", pa.string()),
-        ("size_bytes", pa.int64()),
-        ("owner", TEXT),  # who pins, references or asks; '' = unknown
+        ("object", pa.string()),  # '' in ops that speak of more than one object
+        ("size_bytes", pa.int64()),  # 0 = not said
+        ("owner", pa.string()),  # who inserts, pins, references or asks: component, request or session; '' = unknown
+        ("hold", pa.int64()),  # which of the source's holds a pin, unpin, ref or unref takes or gives up; 0 = not said
         ("base", pa.string()),  # the object that a view keeps alive, '' = none
+        ("parent", pa.string()),  # the block before this one in its prefix, '' = none
+        ("medium", TEXT),  # where it lies: GPU, CPU, STORAGE, memory, redis…; '' = not said
+        ("generation", pa.string()),  # of model and data that it was made from; '' = not said
+        ("expires_ns", pa.int64()),  # when its TTL ends, on the clock of ts_ns; 0 = not said, words.NEVER = no TTL
+        ("refcount", pa.float64()),  # references and pins after this event, as the source counts them; NaN = not said
+        ("last_access_ns", pa.int64()),  # last use before this event, on the clock of ts_ns; 0 = not said
+        ("user_stack", pa.int32()),  # of whoever took the hold or inserted; 0 = not said
     ]
 )
 PROCESSES = pa.schema(

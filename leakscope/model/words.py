@@ -40,11 +40,20 @@ LOSS_KINDS = (
     "sideband_lost", "address_only_free", "python_frames_unavailable", "native_unwind_unavailable", "mark_lost",
     "arguments_lost", "arguments_approximate", "arguments_partial", "kernel_names_lost",
     "below_min_size", "not_sampled",
-    "failed_allocation", "attached_mid_run", "stack_map_full", "events_lost",
+    "failed_allocation", "attached_mid_run", "stack_map_full", "events_lost", "sequence_gap", "undecodable_event",
 )  # fmt: skip
 """What the ``losses`` table counts. A loss widens or withholds a verdict; it is never silent."""
 
-CACHE_OPS = ("insert", "evict", "pin", "unpin", "ref", "unref", "view", "insert_fail")
-"""What happens to a cache object. ``insert`` and ``view`` make it live, ``evict`` ends it."""
+CACHE_OPS = (
+    *("insert", "evict", "pin", "unpin", "ref", "unref", "view", "insert_fail"),
+    *("access", "state", "clear", "invalidate", "gap"),
+)
+"""What happens to a cache object. ``insert`` and ``view`` make it live, ``evict`` ends it (whoever does it: eviction,
+expiry, deletion). ``access`` is a hit. ``state`` is what a scan found: the object is there at that time, live from then
+on if it was not. Without an object: ``clear`` ends all objects of its medium ('' = of the source), ``invalidate`` makes
+those of its generation stale without removing them, ``gap`` says that events before it were lost."""
+
+NEVER = -1
+"""``expires_ns`` of an object without TTL."""
 
 SCOPES = ("process", "cgroup", "device", "host", "service")

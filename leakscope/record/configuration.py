@@ -29,6 +29,7 @@ def program_config(options: RecordOptions, limits: list[str], notes: list[str]) 
         mem_ring_bytes=options.ring_bytes,
         call_ring_bytes=_CALL_RING_BYTES,
         live_entries=options.live_entries,
+        range_entries=_range_entries(options),
         with_functions=True,
         nvtx=records_marks(options, limits),
         **_launch_configuration(options),
@@ -40,6 +41,13 @@ def program_config(options: RecordOptions, limits: list[str], notes: list[str]) 
         config.mem_ring_bytes = mmap.PAGESIZE  # nothing is sent there
     scope.configure(options, config)
     return config
+
+
+def _range_entries(options: RecordOptions) -> int:
+    """Room for live mappings and device memory; heap objects, where they are recorded, are many more."""
+    if options.malloc:
+        return 1 << 18
+    return 1 << 17 if options.everyone else 1 << 16
 
 
 def _launch_configuration(options: RecordOptions) -> dict[str, Any]:

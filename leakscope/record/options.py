@@ -31,6 +31,9 @@ class RecordOptions:
     live_entries: int = 1 << 20
     loader: str = "auto"
     nvtx: bool = True
+    resume: bool = False  # go on with a capture that exists: this recording is one more source of it
+    steady: bool = False  # a census is read out each interval, however long the recording
+    follow: bool = False  # go on when the targets end: a process like them is a new life of theirs
 
     @property
     def everyone(self) -> bool:

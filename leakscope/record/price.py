@@ -11,6 +11,8 @@ MAP_CALL_US = 3.0
 FUNCTION_CALL_US = 3.0
 """A probed function: breakpoints at its entry and return 1.2 µs, the programs with the user stack the rest."""
 _EMULATED_HIT_US = 0.7
+BREAKPOINTS_US = 1.2
+"""Those two alone, which others pay too where a library is probed by its file."""
 
 STACK_PRICES = {
     "none": "no stacks",
@@ -19,10 +21,11 @@ STACK_PRICES = {
 }
 
 
-def price(options: RecordOptions, functions: int) -> str:
+def price(options: RecordOptions, functions: int, *, heap_by_process: bool = False) -> str:
     """One line: what each kind of event adds to whoever causes it, and where the figures are from.
 
     :param functions: how many functions of CUDA and libc are probed so far.
+    :param heap_by_process: whether malloc is probed in the recorded processes alone.
     """
     parts = [
         f"{KERNEL_EVENT_US} µs a kernel allocation or free",
@@ -33,6 +36,8 @@ def price(options: RecordOptions, functions: int) -> str:
     parts.append(f"{FUNCTION_CALL_US:.0f} µs a {what}{'' if functions else ' (no CUDA library found so far)'}")
     if options.malloc:
         parts.append(_malloc_price())
+        if not heap_by_process:
+            parts.append(f"{BREAKPOINTS_US} µs a call for every other process of the host that maps the same libc")
     return f"price: about {', '.join(parts)} (docs/performance.md)"
 
 

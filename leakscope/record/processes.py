@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,6 +100,10 @@ class Processes:
         """Drop ended processes: nothing that is recorded names them."""
         self._lives = [p for p in self._lives if p.pid not in pids or not p.exit_ns]
         self._current = {pid: p for pid, p in self._current.items() if pid not in pids or not p.exit_ns}
+
+    def lives(self) -> list[Process]:
+        """All members, those that ended too, as they are now."""
+        return [replace(process) for process in list(self._lives)]
 
     def alive(self) -> list[int]:
         """PIDs of members that have not ended."""

@@ -30,7 +30,7 @@ from leakscope.record.processes import process_exists
 
 if TYPE_CHECKING:  # imported where they are used: while the programs load
     from leakscope.model.manifest import Source
-    from leakscope.record.session import Session
+    from leakscope.record.session import Sampled, Session
 
 DRAIN_INTERVAL_S = 0.02
 LINGER_S = 0.4
@@ -46,11 +46,16 @@ class Recorder:
         options: RecordOptions,
         on_progress: Callable[[Progress], None] | None = None,
         on_ready: Callable[[str], None] | None = None,
+        on_samples: Callable[[Sampled], None] | None = None,
     ) -> None:
-        """:param on_ready: called with the price in one line once all is attached, before a command starts."""
+        """:param on_ready: called with the price in one line once all is attached, before a command starts.
+        :param on_samples: called with each reading of the samplers, in a thread of its own.
+        """
         self._options = options
         self._on_ready = on_ready or (lambda price: None)
         self._on_progress = on_progress or (lambda progress: None)
+        self._on_samples = on_samples
+        self._held = contextlib.ExitStack()
         self._stop_signal: int | None = None
         self._warnings: list[str] = []
         self._limits: list[str] = []
@@ -94,7 +99,7 @@ class Recorder:
     _nvtx_limit = ""
 
     def _refuse_existing(self) -> None:
-        if os.path.lexists(self._options.output):
+        if os.path.lexists(self._options.output) and not self._options.resume:
             from leakscope.capture.place import refuse_existing
 
             refuse_existing(self._options.output, self._options.force)
@@ -112,6 +117,7 @@ class Recorder:
                 signal.signal(number, handler)
             if session is not None:
                 session.close()
+            self._held.close()
             if lock is not None:
                 os.close(lock)
 
@@ -121,21 +127,30 @@ class Recorder:
         A capture that is to be replaced stays until then; the new one is made beside it.
         """
         from leakscope.capture import CaptureWriter
+        from leakscope.capture.continuation import ContinuingWriter, sole_recorder
         from leakscope.capture.place import aside_of, put_in_place
         from leakscope.model.manifest import Manifest
         from leakscope.record.session import Session
 
         output, force = self._options.output, self._options.force
         self._refuse_existing()
-        place = aside_of(output) if output.exists() else output
+        resumed = self._options.resume and output.exists()
+        place = output if resumed or not output.exists() else aside_of(output)
         source = self._describe_source(command)
-        writer = CaptureWriter.create(place, Manifest(sources=[source]))
+        writer: CaptureWriter
+        if resumed:
+            self._held.enter_context(sole_recorder(output))
+            writer = ContinuingWriter.open(output, source)
+        else:
+            writer = CaptureWriter.create(place, Manifest(sources=[source]))
+            if self._options.resume:
+                self._held.enter_context(sole_recorder(output))
         session = None
         try:
-            session = Session(self._options, writer, source, command, loading, self._notes)
+            session = Session(self._options, writer, source, command, loading, self._notes, self._on_samples)
             if self._stop_signal is not None:
                 raise KeyboardInterrupt
-            self._on_ready(price(self._options, session.functions_attached))
+            self._on_ready(price(self._options, session.functions_attached, heap_by_process=session.heap is not None))
             if command is not None:
                 self._released = True
                 command.release()
@@ -145,7 +160,11 @@ class Recorder:
         except BaseException:
             if session is not None:
                 session.close()
-            _remove_empty(place)
+            if resumed:
+                writer.manifest.sources.pop()
+                writer.finish()
+            else:
+                _remove_empty(place)
             raise
         return session
 
@@ -202,6 +221,7 @@ class Recorder:
                 "launch_args": options.launch_args if options.launches else 0,
                 "malloc": options.malloc,
                 "interval_s": options.interval_s,
+                "steady": options.steady,
                 "flush_s": options.flush_s,
                 "ring_bytes": options.ring_bytes,
                 "live_entries": options.live_entries,
@@ -218,7 +238,7 @@ class Recorder:
         began = time.monotonic()
         deadline = began + options.duration_s if options.duration_s else None
         next_sample, next_status, last_events = began, began + 1.0, 0
-        schedule = Schedule(options.interval_s, options.flush_s)
+        schedule = Schedule(options.interval_s, options.flush_s, options.steady)
         ended_by, linger_until = "", 0.0
         while True:
             session.drain()
@@ -238,6 +258,9 @@ class Recorder:
                 events = session.read_events
                 self._on_progress(session.progress(now - began, (events - last_events) / (now - next_status + 1.0)))
                 last_events, next_status = events, now + 1.0
+                if options.follow and not session.follow():
+                    ended_by = "replaced"
+                    break
             if linger_until:
                 if now >= linger_until:
                     break

@@ -153,7 +153,7 @@ STACK_DUMP_BIT = 1 << 29
 
 COUNTERS = (
     "mem_dropped", "call_dropped", "live_full", "live_busy", "stack_collision", "stack_fault", "free_unmatched",
-    "page_user", "site_full", "call_map_full", "python_dropped", "python_busy", "live_entries", "site_sequence",
+    "page_user", "site_full", "call_map_full", "python_dropped", "python_busy", "live_entries", "unused",
     "call_sequence", "python_sequence", "mark_dropped", "mark_too_deep", "mark_threads_full", "launch_dropped",
     "kernel_dropped", "identity_sequence", "identity_full", "live_swept", "small_objects", "small_bytes",
     "unsampled_objects", "unsampled_bytes", "dump_dropped", "dump_skipped", "dump_sequence",

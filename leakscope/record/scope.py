@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from leakscope.errors import BadInputError
@@ -34,6 +35,11 @@ def cgroup_members(cgroup: Path) -> list[int]:
     return sorted(members)
 
 
+def others_of_host() -> list[int]:
+    """PIDs of all processes but this one."""
+    return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and int(p.name) != os.getpid()]
+
+
 def _version_2_mount(cgroup: Path) -> Path | None:
     for line in Path("/proc/mounts").read_text().splitlines():
         fields = line.split()
@@ -42,19 +48,26 @@ def _version_2_mount(cgroup: Path) -> Path | None:
     return None
 
 
+def cgroup_scope(options: RecordOptions) -> int:
+    """How the kernel side tells who belongs to a recording: one of SCOPE_HOST, SCOPE_CGROUP, SCOPE_PROCESSES."""
+    if options.everyone:
+        return SCOPE_HOST
+    alone = options.cgroup is not None and not (options.pids or options.command)
+    return SCOPE_CGROUP if alone and options.cgroup and _version_2_mount(options.cgroup) else SCOPE_PROCESSES
+
+
 def configure(options: RecordOptions, config: ProgramConfig) -> None:
     """Set the scope in the programs' constants.
 
     A cgroup v2 is told in the kernel by its id, children and newcomers included. A v1 cgroup is followed by its
     members and their children, re-read at every sample.
     """
-    config.scope = SCOPE_HOST if options.everyone else SCOPE_PROCESSES
-    if options.cgroup:
+    config.scope = cgroup_scope(options)
+    if config.scope == SCOPE_CGROUP and options.cgroup:
         mount = _version_2_mount(options.cgroup)
-        if mount is not None and not (options.pids or options.command):
-            config.scope = SCOPE_CGROUP
-            config.cgroup_id = options.cgroup.stat().st_ino  # the id of a cgroup is its inode (kernfs)
-            config.cgroup_level = len(options.cgroup.relative_to(mount).parts)
+        assert mount is not None
+        config.cgroup_id = options.cgroup.stat().st_ino  # the id of a cgroup is its inode (kernfs)
+        config.cgroup_level = len(options.cgroup.relative_to(mount).parts)
 
 
 def add_target(targets: Map, pid: int) -> None:

@@ -6,7 +6,8 @@ import os
 import select
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leakscope.capture import CaptureWriter
 from leakscope.errors import OutputIncompleteError
@@ -27,12 +28,15 @@ from leakscope.record.kernel.objects import SlabCacheOfAddress
 from leakscope.record.loader import Loading
 from leakscope.record.loader.base import SCOPE_PROCESSES
 from leakscope.record.losses import Counters, losses_table, recursion_losses
+from leakscope.record.mapped import mapped_files
+from leakscope.record.memory import give_large_blocks_back
 from leakscope.record.options import RecordOptions
 from leakscope.record.probes import tracepoints
 from leakscope.record.probes.attaching import Libraries
+from leakscope.record.probes.heap import HeapProbes, wants_single_processes
 from leakscope.record.probes.libraries import FunctionProbes, libraries_before_start
 from leakscope.record.probes.nvtx import MarkProbes
-from leakscope.record.processes import Processes, process_exists
+from leakscope.record.processes import Process, Processes, process_exists
 from leakscope.record.python.stacks import PythonStacks
 from leakscope.record.ring import Ring
 from leakscope.record.sampler_thread import SamplerThread
@@ -40,14 +44,32 @@ from leakscope.record.samplers import SamplerSet
 from leakscope.record.samplers.rss_peaks import rss_peaks
 from leakscope.record.side_band import SideBand
 from leakscope.record.sink import Batch, Sink
+from leakscope.record.successors import Successors
 from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.symbols.kernel import KernelSymbols
-from leakscope.record.symbols.lines import Lines, allow_many_files, segments_of
+from leakscope.record.symbols.lines import (
+    MAX_SECONDS,
+    SECONDS_AFTER_SIGNAL,
+    Lines,
+    allow_many_files,
+    segments_of,
+)
 from leakscope.record.unwind.stacks import UnwoundStacks, unwind_losses
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SOURCE_ID = 0
 BATCH_ROWS = 150_000
+
+
+class Sampled(NamedTuple):
+    """One reading of all samplers: rows of `samples` of `source`, and the processes of the recording so far."""
+
+    source: Source
+    rows: pa.Table
+    processes: list[Process]
 
 
 class Session:
@@ -61,9 +83,11 @@ class Session:
         command: Command | None,
         loading: Loading,
         notes: list[str],
+        on_samples: Callable[[Sampled], None] | None = None,
     ) -> None:
         """Attach. Raises what loading raised, BadInputError for a library without functions to probe."""
         self._options = options
+        self._on_samples = on_samples
         self._writer = writer
         self._source = source
         self._command = command
@@ -75,8 +99,16 @@ class Session:
         config = loading.config
         self._config_scope = config.scope
         self.notes = [*notes, *source.limits]
-        # Found while the programs still load.
+        # Found while the programs still load. After the side-band is opened: what is mapped later it tells.
         before_start = libraries_before_start(command.arguments, dict(os.environ)) if command is not None else []
+        self._side_band = SideBand()
+        self._python = PythonStacks(self._in_scope, self.notes.append)
+        self._roots = [*options.pids, *([command.pid] if command else [])]
+        members = scope.cgroup_members(options.cgroup) if options.cgroup else []
+        known = scope.others_of_host() if options.everyone else [*self._roots, *members]
+        running = {pid: mapped_files(pid) for pid in known if command is None or pid != command.pid}
+        for pid, files in running.items():
+            self._python.seed(pid, files)
         self._programs = loading.result()
         if options.sample_bytes:
             sampling.fill_gaps(self._programs.map("sample_gaps"), options.sample_bytes)
@@ -84,17 +116,15 @@ class Session:
         self._attachments = tracepoints.Attachments()
         self.exits: dict[int, int] = {}
 
-        self._roots = [*options.pids, *([command.pid] if command else [])]
-        members = scope.cgroup_members(options.cgroup) if options.cgroup else []
         self.processes = Processes(options.everyone)
         self._targets = self._programs.map("targets")
+        self._followed = Successors(options, self._programs.map("targets")) if options.follow else None
         allow_many_files()
         self._spaces = AddressSpaces()
-        self._side_band = SideBand()
-        self._python = PythonStacks(self._programs.map("python_processes"), self._in_scope, self.notes.append)
         self._python_targets = self._programs.map("targets")  # its own: a Map serves one thread
         for pid in [*self._roots, *members]:
             self._add_member(pid, "root")
+        self._python.connect(self._programs.map("python_processes"))
 
         types = self._types = KernelTypes()
         kernel = KernelSymbols()
@@ -141,17 +171,21 @@ class Session:
 
         self._samplers = SamplerSet(self.processes.alive, lambda: [options.cgroup] if options.cgroup else [])
         source.facts.update(self._samplers.facts())
+        if absent := source.facts.get("cgroup_memory_absent"):
+            self.notes.append(absent)
         groups = ["memory", *(["launch", "kernel"] if options.launches else []), *(["heap"] if options.malloc else [])]
         self._functions = FunctionProbes(
             self._programs, self._attachments, self._programs.map("functions"), groups, self.warnings.append
         )
+        by_process = wants_single_processes(options) and self._functions.filters_by_process
+        self.heap = HeapProbes(self._functions, self._roots) if by_process else None
         self._libraries = Libraries(
             options,
             self._functions,
             MarkProbes(self._functions, config.nvtx),
-            self._python,
             self.notes.append,
             command.pid if command is not None else None,
+            self.heap,
         )
         self._mark_rows = Marks(SOURCE_ID)
         objects = KernelObjects(columns, self._sites, self._interner, self.exits)
@@ -166,11 +200,11 @@ class Session:
             marks=self._mark_rows,
             arguments=self._launches.arguments if self._launches else None,
             census=census,
-            schedule=Schedule(options.interval_s, options.flush_s) if census else None,
+            schedule=Schedule(options.interval_s, options.flush_s, options.steady) if census else None,
             unwound=self._unwound,
         )
         began = time.perf_counter()
-        self._libraries.attach_known(before_start, [*self._roots, *members])
+        self._libraries.attach_known(before_start, running)
         tracepoints.attach_all(self._programs, self._attachments)
         attach_ms = (time.perf_counter() - began) * 1e3
         source.facts.update(load_ms=round(loading.milliseconds, 1), attach_ms=round(attach_ms, 1))
@@ -184,6 +218,7 @@ class Session:
     _census_reader: CensusReader | None = None
 
     def _begin_census(self, columns: EventColumns, objects: KernelObjects) -> Census:
+        give_large_blocks_back()
         began_ns, interval_ns = monotonic_ns(), int(self._options.interval_s * 1e9)
         self._readouts: list[Counts | Live] = []
         self._census_reader = CensusReader(self._programs, began_ns, interval_ns)
@@ -220,8 +255,6 @@ class Session:
         scope.add_target(self._targets, pid)
         self.processes.seed(pid, role)
         self._spaces.seed(pid)
-        if self._command is None or pid != self._command.pid:
-            self._python.seed(pid)
 
     def _in_scope(self, pid: int) -> bool:
         """Whether the kernel side records a process (of a cgroup v2 or the host: any may be)."""
@@ -254,6 +287,8 @@ class Session:
         for event in side_band:
             if event.kind == "map":
                 self._libraries.on_map(event)
+            elif self.heap is not None:
+                self.heap.follow(event)
         self._python.resolve(self._python_ring.read())
         self.read_events += len(objects) + len(calls)
         with self._lock:
@@ -302,22 +337,40 @@ class Session:
 
     def _sample(self, everything: bool) -> None:
         ts_ns = self._read_counts()
-        if self._options.cgroup:
+        if self._options.cgroup and self._followed is None:
             for pid in scope.cgroup_members(self._options.cgroup):
                 if not self.processes.belongs(pid):
                     self._add_member(pid, "root")
+                    self._python.seed(pid, mapped_files(pid))
         tables = [
             self._samplers.read(ts_ns, everything=everything),
             rss_peaks(self._rss, self.processes.alive(), ts_ns, SOURCE_ID),
         ]
         with self._lock:
             self._batch.samples += [table for table in tables if table.num_rows]
+        if self._on_samples:
+            self._on_samples(Sampled(self._source, tables[0], self.processes.lives()))
         self._read_live()
+
+    def follow(self) -> bool:
+        """Take in what has come in the place of targets that ended; False where only a new recording can."""
+        if self._followed is None:
+            return True
+        if self._followed.cgroup_replaced():
+            return False
+        for pid in self._followed.newcomers(self.processes.belongs):
+            self._followed.let_record(pid)
+            self.processes.seed(pid, "root")
+            self._spaces.seed(pid)
+            self._python.seed(pid, mapped_files(pid))
+        return True
 
     def targets_ended(self) -> bool:
         """Whether every process that was named has ended (never, for a cgroup or the whole host)."""
         if self._command is not None:
             return self._command.poll() is not None
+        if self._followed is not None:
+            return False
         return bool(self._roots) and not any(process_exists(pid) for pid in self._roots)
 
     def progress(self, elapsed_s: float, events_per_s: float) -> Progress:
@@ -334,6 +387,8 @@ class Session:
     def detach(self) -> None:
         """Stop all probes. Counters stay readable."""
         self._recursion = recursion_losses(self._attachments.programs)
+        if self.heap is not None:
+            self.heap.close()
         self._attachments.detach()
 
     _recursion: list[Loss] | None = None
@@ -357,7 +412,7 @@ class Session:
                 break
         self._flush()
         self.sink.close()
-        lines.look_up()
+        lines.look_up(SECONDS_AFTER_SIGNAL if ended_by == "signal" else MAX_SECONDS)
         source = self._source
         source.end_ns = ended_ns
         source.anchors.append(read_anchor())
@@ -408,6 +463,7 @@ class Session:
         losses += [Loss(probe, what, count, detail) for probe, what, count, detail in self._samplers.losses()]
         losses += self._sampler_thread.losses()
         losses += [Loss(probe, "attach_failed", 1, reason) for probe, reason in self._attachments.failed]
+        losses += self.heap.losses() if self.heap is not None else []
         losses += self._launches.losses() if self._launches else []
         if self._side_band.lost:
             losses.append(Loss("side-band", "sideband_lost", self._side_band.lost, "mappings or forks not seen"))
@@ -429,6 +485,8 @@ class Session:
     def close(self) -> None:
         """Give everything back; safe to call twice and after an error."""
         self._sampler_thread.stop()
+        if self.heap is not None:
+            self.heap.close()
         self._attachments.close()
         if self.sink.error is None:
             self.sink.close()

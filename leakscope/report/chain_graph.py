@@ -7,7 +7,7 @@ that it leads to. Chains that begin with the same links share their nodes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
 MAX_LABEL = 120
-_XML_UNSAFE = {c: 0xFFFD for c in (*range(0x20), 0xFFFE, 0xFFFF, *range(0xD800, 0xE000)) if c not in (9, 10, 13)}
+XML_UNSAFE = {c: 0xFFFD for c in (*range(0x20), 0xFFFE, 0xFFFF, *range(0xD800, 0xE000)) if c not in (9, 10, 13)}
 
 
 def chain_graph(chains: Sequence[Chain]) -> nx.DiGraph:
@@ -50,9 +50,15 @@ def write_graph(chains: Sequence[Chain], path: Path) -> None:
     Raises BadInputError for another suffix or a path that cannot be written.
     """
     form = writer_of(path)
+    write_aside(path, [form(chain_graph(chains))])
+
+
+def write_aside(path: Path, pieces: Iterable[str]) -> None:
+    """Write text to ``path``, aside and renamed when whole. Raises BadInputError for a path that cannot be written."""
     aside = path.with_name(f".{path.name}.part")
     try:
-        aside.write_text(form(chain_graph(chains)), encoding="utf-8", errors="replace")
+        with aside.open("w", encoding="utf-8", errors="replace") as file:
+            file.writelines(pieces)
         aside.replace(path)
     except OSError as error:
         aside.unlink(missing_ok=True)
@@ -78,9 +84,9 @@ def to_graphml(graph: nx.DiGraph) -> str:
     """GraphML; characters that XML cannot hold become U+FFFD."""
     import networkx as nx
 
-    safe = nx.relabel_nodes(graph, {node: node.translate(_XML_UNSAFE) for node in graph})
+    safe = nx.relabel_nodes(graph, {node: node.translate(XML_UNSAFE) for node in graph})
     for _, data in safe.nodes(data=True):
-        data.update({k: v.translate(_XML_UNSAFE) for k, v in data.items() if isinstance(v, str)})
+        data.update({k: v.translate(XML_UNSAFE) for k, v in data.items() if isinstance(v, str)})
     return "\n".join(nx.generate_graphml(safe)) + "\n"
 
 
@@ -90,15 +96,16 @@ def to_dot(graph: nx.DiGraph) -> str:
     lines = ["digraph chains {", "  rankdir=LR;", "  node [shape=box];"]
     for node, data in graph.nodes(data=True):
         label = f"{data['what']}: {data['name'][:MAX_LABEL]}"
-        lines.append(f"  {number[node]} [label={_quoted(label)}];")
+        lines.append(f"  {number[node]} [label={quoted(label)}];")
     for tail, head, data in graph.edges(data=True):
         label = f"{data['rule']} {data['confidence']:.2f}, {data['count']:,} × {size(data['bytes'])}"
         style = ", style=dashed" if data["kind"] == "detail" else ""
-        lines.append(f"  {number[tail]} -> {number[head]} [label={_quoted(label)}{style}];")
+        lines.append(f"  {number[tail]} -> {number[head]} [label={quoted(label)}{style}];")
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """A string of DOT."""
     return '"' + printable(text).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

@@ -12,7 +12,9 @@ def report_json(report: Report) -> dict[str, Any]:
 
     Keys: schema, verdict, findings (other verdicts, ranked), chains, sites (ranked by kept bytes, see
     ``sites_total``), layers, losses and reconciliation (rows of source, what, and count or bytes), joins (what each
-    rule matched, left ambiguous and refused), clocks (residual of each source in ns), inputs.
+    rule matched, left ambiguous and refused), clocks (residual of each source in ns), calibration
+    (rss, vss and gpu_used against their references, where counters span two windows of 180 readings), stores (audits
+    of key-value stores), inputs.
     """
     return {
         "schema": SCHEMA,
@@ -26,5 +28,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "reconciliation": [row.to_json() for row in report.reconciliation],
         "joins": [join.to_json() for join in report.joins],
         "clocks": [row.to_json() for row in report.clocks],
+        "calibration": [one.to_json() for one in report.calibration],
+        "stores": [store.to_json() for store in report.stores],
         "inputs": report.inputs,
     }

@@ -15,8 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from leakscope.model.results import Chain, ChainLink, Report, Row, Site, Touches, Verdict
+from leakscope.report.calibration import print_calibration
+from leakscope.report.forecast import forecast_line
 from leakscope.report.imports import import_lines
 from leakscope.report.joins import evidence_of_link, join_lines
+from leakscope.report.stores import groups_table, store_lines
 from leakscope.report.text import counted, exact, printable, rate, size
 
 _LONG_PATH = re.compile(r"\((?=[^()]{40})[^()]*/([^()/]+:\d+)\)$")
@@ -44,7 +47,9 @@ def print_report(console: Console, report: Report, top: int = 10) -> None:
         top,
     )
     _hidden(console, [s for s in report.sites if not s.frees_visible])
+    _stores(console, report)
     _joins(console, report)
+    print_calibration(console, report.calibration)
     _rows(console, "losses", report.losses)
     _reconciliation(console, report.reconciliation)
     _next(console, report)
@@ -54,7 +59,8 @@ def sentence(verdict: Verdict) -> str:
     """The verdict in one sentence."""
     frame = _culprit(verdict)
     if verdict.verdict == "not_leak" or not verdict.growth:
-        return f"{'; '.join(verdict.reasons) or verdict.kind} ({verdict.kind})"
+        said = verdict.reasons[:1] if verdict.verdict == "leak" else verdict.reasons  # the rest stands below
+        return f"{'; '.join(said) or verdict.kind} ({verdict.kind})"
     if not verdict.kept_objects:  # counters count no objects
         return f"{frame}: {verdict.layer or 'memory'} grows by {rate(verdict.growth.bytes_per_s)} ({verdict.kind})"
     what = "keeps" if verdict.verdict == "leak" else "may leak: it keeps"
@@ -129,6 +135,8 @@ def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, 
     facts = [f"gained {exact(finding.kept_bytes)}"]
     if finding.kept_objects:
         facts = [f"keeps {exact(finding.kept_bytes)} in {counted(finding.kept_objects, 'object')}"]
+        if not finding.kept_bytes:  # the evidence tells no sizes
+            facts = [f"keeps {counted(finding.kept_objects, 'object')}"]
     sampled = [site for site in report.sites if site.id in finding.sites and site.bytes_sampled]
     if error := sum(site.standard_error_bytes**2 for site in sampled) ** 0.5:
         facts[0] += f" (estimated from a sample by bytes, ± {size(error)})"
@@ -138,12 +146,14 @@ def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, 
     if finding.leak_start_s is not None:
         facts.append(f"since {finding.leak_start_s:.1f} s")
     _indented(console, ", ".join(facts))
+    if finding.forecast:
+        _indented(console, forecast_line(finding.forecast))
     if finding.verdict != "leak" or not finding.sites:
         _indented(console, "; ".join((*finding.reasons, *(f"missing: {m}" for m in finding.missing))))
     else:  # the second reason is the rate, said above
         _indented(console, "; ".join((*finding.reasons[:1], *finding.reasons[2:])))
     if chain := chains.get(finding.sites[0] if finding.sites else ""):
-        _indented(console, " → ".join(_name(link) for link in _shortened(chain.links, finding.culprit.frame)), "cyan")
+        _indented(console, chain_line(chain, finding.culprit.frame), "cyan")
     touches = next((s.touches for s in report.sites if finding.sites and s.id == finding.sites[0]), None)
     if touches:
         _indented(console, _touched(touches))
@@ -161,6 +171,11 @@ def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, 
         kept = sum(site.live_bytes for site in sites)
         caches = ", ".join(dict.fromkeys(site.slab_cache or site.kind for site in sites))
         _indented(console, f"with it, in the kernel: {size(kept)} ({caches})")
+
+
+def chain_line(chain: Chain, culprit: str = "") -> str:
+    """A chain in one line, its frames shortened to those around the culprit. Not escaped: see text.printable."""
+    return " → ".join(_name(link) for link in _shortened(chain.links, culprit))
 
 
 def _touched(touches: Touches) -> str:
@@ -251,6 +266,16 @@ def _hidden(console: Console, sites: Sequence[Site]) -> None:
         )
     if len(sites) > _MAX_HIDDEN:
         _indented(console, f"… and {counted(len(sites) - _MAX_HIDDEN, 'more site')}", "dim")
+
+
+def _stores(console: Console, report: Report) -> None:
+    for audit in report.stores:
+        first, *rest = store_lines(audit)
+        console.print()
+        console.print(Text(first))
+        console.print(groups_table(audit))
+        for line in rest:
+            _indented(console, line)
 
 
 def _joins(console: Console, report: Report) -> None:

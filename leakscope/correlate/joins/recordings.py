@@ -50,6 +50,7 @@ def relations(recordings: Sequence[Evidence]) -> list[JoinOutcome]:
     return [
         JoinOutcome("identity", one.name, other.name, reasons=(f"{_relation(one, other)}: attributed apart",))
         for one, other in combinations(recordings, 2)
+        if one.capture != other.capture  # those of one capture are one: its recorder was started again
     ]
 
 

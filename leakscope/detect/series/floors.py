@@ -24,6 +24,9 @@ NOISE_FACTOR = 6.0
 CYCLE_WINDOWS = 1.25
 OPEN_FACTOR = 1.5
 SLOW_KNOTS = 12
+MIN_FLUCTUATIONS = 4
+MIN_FALL_SHARE = 0.3
+"""Falls that take this share of a cycle, in so many cycles, are fluctuations and no teeth of a saw."""
 MIN_SHORT_CYCLES = 10
 """From so many on, cycles are shorter than what the slow course follows."""
 START_UPS = (0.01, 0.03, 0.08)
@@ -31,6 +34,8 @@ START_UPS = (0.01, 0.03, 0.08)
 DAY_S = 86_400.0
 MIN_DAYS = 1.5
 DIURNAL_SHARE = 0.3
+STEPS = np.arange(0.025, 0.98, 0.025)
+"""Where a step may be, as shares of the readings."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,8 @@ def floor(t_s: FloatArray, value: FloatArray) -> Floor:
     span = float(high - low)
     cycles = _cycles(level, max(CYCLE_SHARE * span, NOISE_FACTOR * noise))
     short = _short_cycles(level_t, level, noise)
+    if len(cycles) >= MIN_FLUCTUATIONS and not short and _fluctuates(cycles):
+        cycles = []
     if cycles and not short and level[-1] - level[cycles[-1].trough] >= OPEN_FACTOR * max(c.fall for c in cycles):
         cycles = []  # since the last trough it rose far beyond what it ever fell: no tooth of the same saw
     if not cycles and not short:
@@ -124,6 +131,13 @@ def floor(t_s: FloatArray, value: FloatArray) -> Floor:
     )
 
 
+def _fluctuates(cycles: list[Cycle]) -> bool:
+    """Whether falls take as long as rises: slow noise does so, what is collected or evicted falls at once."""
+    falls = np.array([cycle.trough - cycle.peak for cycle in cycles])
+    lengths = np.diff([cycle.trough for cycle in cycles])
+    return bool(np.median(falls) >= MIN_FALL_SHARE * np.median(lengths))
+
+
 def _short_cycles(level_t: FloatArray, level: FloatArray, noise: float) -> float:
     """Length of a cycle in seconds where there are many short ones, told after the slow course is taken out; else 0."""
     knots = np.linspace(level_t[0], level_t[-1], SLOW_KNOTS)
@@ -146,30 +160,50 @@ def noise_between(level: FloatArray) -> float:
     return float(np.median(np.abs(second)) / 0.6745 / np.sqrt(6.0))
 
 
-def daily_wave(t_s: FloatArray, level: FloatArray) -> FloatArray | None:
+def daily_wave(t_s: FloatArray, level: FloatArray, course: FloatArray | None = None) -> FloatArray | None:
     """The part of ``level`` that repeats every day, where there is one and at least 36 hours of it; else None.
 
-    Sines and cosines of 24, 12 and 8 hours beside a course of hats a day wide, by least squares.
+    Sines and cosines of 24, 12 and 8 hours beside a slow course, by least squares: ``course``, float64[K, columns],
+    else hats a day wide and start-ups.
     """
     span = t_s[-1] - t_s[0]
     if span < MIN_DAYS * DAY_S or len(t_s) < 24:
         return None
+    hats = course if course is not None else _slow_course(t_s, span)
+    angles = 2 * np.pi * t_s[:, None] * np.array([1.0, 2.0, 3.0]) / DAY_S
+    waves = np.hstack([np.cos(angles), np.sin(angles)])
+    # One step beside them: alone it would be taken for half a wave.
+    without, _ = _beside_a_step(hats, level)
+    rest, solution = _beside_a_step(np.hstack([hats, waves]), level)
+    if without <= 0 or rest > (1.0 - DIURNAL_SHARE) * without:
+        return None
+    wave: FloatArray = waves @ solution[hats.shape[1] :]
+    return wave
+
+
+def _slow_course(t_s: FloatArray, span: float) -> FloatArray:
     knots = np.linspace(t_s[0], t_s[-1], max(3, int(span / DAY_S) + 1))
     width = knots[1] - knots[0]
     hats = np.maximum(0.0, 1.0 - np.abs(t_s[:, None] - knots[None, :]) / width)
     since = (t_s - t_s[0]) / span
-    hats = np.hstack([hats, np.stack([np.exp(-since / constant) for constant in START_UPS], axis=1)])
-    angles = 2 * np.pi * t_s[:, None] * np.array([1.0, 2.0, 3.0]) / DAY_S
-    waves = np.hstack([np.cos(angles), np.sin(angles)])
-    both = np.hstack([hats, waves])
-    solution, *_ = np.linalg.lstsq(both, level, rcond=None)
-    without, *_ = np.linalg.lstsq(hats, level, rcond=None)
-    rest = ((level - both @ solution) ** 2).sum()
-    rest_without = ((level - hats @ without) ** 2).sum()
-    if rest_without <= 0 or rest > (1.0 - DIURNAL_SHARE) * rest_without:
-        return None
-    wave: FloatArray = waves @ solution[hats.shape[1] :]
-    return wave
+    return np.hstack([hats, np.stack([np.exp(-since / constant) for constant in START_UPS], axis=1)])
+
+
+def _beside_a_step(design: FloatArray, level: FloatArray) -> tuple[float, FloatArray]:
+    """(sum of squares left, coefficients of ``design``) of the least squares fit with the best single step, or with
+    none where that leaves as little."""
+    count = len(level)
+    basis, _ = np.linalg.qr(design)
+    rest = level - basis @ (basis.T @ level)
+    at = np.unique((STEPS * count).astype(np.int64))
+    steps = (np.arange(count)[:, None] >= at[None, :]).astype(np.float64)
+    own = steps - basis @ (basis.T @ steps)  # what of each step the design does not explain
+    size = np.maximum((own**2).sum(axis=0), 1e-9)
+    gain = (own.T @ rest) ** 2 / size
+    best = int(np.argmax(gain))
+    height = float(own[:, best] @ rest) / float(size[best])
+    solution, *_ = np.linalg.lstsq(design, level - height * steps[:, best], rcond=None)
+    return float(rest @ rest) - float(gain[best]), np.asarray(solution, np.float64)
 
 
 def _median3(value: FloatArray) -> FloatArray:

@@ -36,9 +36,10 @@ class Judged:
     decided: bool
 
 
-def judge(counters: Sequence[Counter]) -> Judged:
-    """Judge the counters of one source. The same counters give the same verdict."""
-    book = Book(counters[:MAX_COUNTERS])
+def judge(counters: Sequence[Counter], book: Book | None = None) -> Judged:
+    """Judge the counters of one source. The same counters give the same verdict. ``book``: of these counters, where
+    one is at hand."""
+    book = book or Book(counters[:MAX_COUNTERS])
     span = book.span_s()
     found: list[Found] = []
     explained: set[str] = set()

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from leakscope.detect.series.floors import BINS, binned, daily_wave
 from leakscope.detect.series.trend import MIN_EFFECT_SHARE, MIN_READINGS, MIN_T, Z95, Course, Trend, trend
 
 FloatArray = npt.NDArray[np.float64]
@@ -16,6 +17,8 @@ RESET_SHARE = 0.3
 MIN_T_NONE_RISES = 6.0
 """The pooled slope against its error where no life rises by itself."""
 MIN_LIFE_RATE = 0.5
+MAX_LIVES_OF_A_WAVE = 8
+START_UP_S = 3600.0
 MIN_RISING_SHARE = 0.5
 """Lives in which the counter rises must make up this share of the time in lives long enough to judge."""
 
@@ -39,7 +42,7 @@ def trend_of_lives(t_s: FloatArray, value: FloatArray, restarted_s: FloatArray) 
     ]
     if not parts:
         return trend(t_s, value)
-    trends = [trend(*part) for part in parts]
+    trends = [trend(*part) for part in _without_daily_wave(t_s, parts)]
     spans = np.array([part[0][-1] - part[0][0] for part in parts])
     rising = np.array([one.rising for one in trends])
     longest = trends[int(np.argmax(spans))]
@@ -66,6 +69,26 @@ def trend_of_lives(t_s: FloatArray, value: FloatArray, restarted_s: FloatArray) 
         end_s=float(t_s[-1]),
         smallest_rate=min(one.smallest_rate for one in picked),
     )
+
+
+def _without_daily_wave(
+    t_s: FloatArray, parts: list[tuple[FloatArray, FloatArray]]
+) -> list[tuple[FloatArray, FloatArray]]:
+    """The lives without what repeats every day in all of them: the load goes on whether or not a process restarts, and
+    a life of less than a day and a half cannot tell it from a line by itself."""
+    if not 2 <= len(parts) <= MAX_LIVES_OF_A_WAVE:
+        return parts
+    binned_parts = [binned(*part, BINS // len(parts)) for part in parts]
+    times = np.concatenate([times for times, _ in binned_parts])
+    columns = []
+    for at, _ in binned_parts:
+        inside = (times >= at[0]) & (times <= at[-1])
+        since = np.where(inside, times - at[0], 0.0)
+        columns += [inside * 1.0, since, np.where(inside, np.exp(-since / START_UP_S), 0.0)]
+    wave = daily_wave(times, np.concatenate([value for _, value in binned_parts]), np.stack(columns, axis=1))
+    if wave is None:
+        return parts
+    return [(at, value - np.interp(at, times, wave)) for at, value in parts]
 
 
 def _start(trends: list[Trend], rate: float) -> float:

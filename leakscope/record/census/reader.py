@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from leakscope.record import records
+from leakscope.record.census.cohorts import window_starts
 from leakscope.record.kernel.bpf import Map, possible_cpus
 from leakscope.record.loader import LoadedPrograms
 
@@ -19,6 +20,7 @@ BATCH_ENTRIES = 1 << 15
 """Entries of the live map that are in memory at once: 2 MB."""
 SWEEP_ABOVE = 0.5
 """The share of a live map that may be filled before entries of freed objects are taken out of it."""
+_HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 MOST_SWEPT = 1 << 15
 """Entries taken out of a map at a readout: some 50 ms."""
 
@@ -39,7 +41,7 @@ class Counts:
 @dataclass(frozen=True)
 class Live:
     """The live objects at `ts_ns`: ``objects`` (int64) of an identity ``numbers`` (uint32) that were born in an
-    interval ``births`` (int64, since the start)."""
+    window of intervals that begins at ``births`` (int64, since the start; :func:`window_starts`)."""
 
     ts_ns: int
     numbers: npt.NDArray[np.uint32]
@@ -96,29 +98,35 @@ class CensusReader:
         return self._identities.entries
 
     def live(self, ts_ns: int, *, sweep: bool = True) -> Live:
-        """The live objects of now, labelled with a time: some 0.1 s a million."""
-        groups, sizes = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
+        """The live objects of now, labelled with a time: some 0.1 s a million.
+
+        What it holds at once does not grow with the objects, dead or alive, nor with the time recorded: births are told
+        by their window of that time (:func:`window_starts`).
+        """
+        now = (ts_ns - self._origin_ns) // self._interval_ns
+        groups, sizes = np.empty(0, np.uint64), np.empty(0, np.int64)
         for live in self._live_maps:
-            entries, stale = 0, []
+            entries, stale, found = 0, [np.empty((0, live.key_bytes), np.uint8)], 0
             for raw_keys, raw_values in live.batches(BATCH_ENTRIES):
                 values = raw_values.view(records.LIVE_OBJECT).reshape(-1)
                 entries += len(values)
                 alive = values["ts_ns"] > 0
                 # `caller` of a freed object is the time of its end.
-                old = ~alive & (values["caller"] < self._last_ns)
-                stale.append(raw_keys[old])
+                if sweep and found < MOST_SWEPT:
+                    old = np.flatnonzero(~alive & (values["caller"] < self._last_ns))[: MOST_SWEPT - found]
+                    stale.append(raw_keys[old])
+                    found += len(old)
                 births = np.maximum(values["ts_ns"][alive].astype(np.int64) - self._origin_ns, 0) // self._interval_ns
                 mixed = values["identity"][alive].astype(np.uint64) << np.uint64(32) | births.astype(np.uint64)
                 distinct, counted = np.unique(mixed, return_counts=True)
-                groups.append(distinct)
-                sizes.append(counted)
+                windows = window_starts((distinct & _LOW).astype(np.int64), now).astype(np.uint64)
+                groups = np.concatenate([groups, distinct >> _HALF << _HALF | windows])
+                groups, group = np.unique(groups, return_inverse=True)
+                sizes = np.bincount(group, np.concatenate([sizes, counted]), len(groups)).astype(np.int64)
             if sweep and entries > SWEEP_ABOVE * live.entries:
-                self._sweep(live, np.concatenate(stale)[:MOST_SWEPT])
-        distinct, group = np.unique(np.concatenate(groups), return_inverse=True)
-        objects = np.bincount(group, np.concatenate(sizes), len(distinct)).astype(np.int64)
+                self._sweep(live, np.concatenate(stale))
         self._last_ns = ts_ns
-        numbers = (distinct >> np.uint64(32)).astype(np.uint32)
-        return Live(ts_ns, numbers, (distinct & np.uint64(0xFFFFFFFF)).astype(np.int64), objects)
+        return Live(ts_ns, (groups >> _HALF).astype(np.uint32), (groups & _LOW).astype(np.int64), sizes)
 
     def _sweep(self, live: Map, keys: Iterable[np.ndarray]) -> None:
         """Take freed objects out of a live map.

@@ -16,16 +16,18 @@ LONGEST_WRITE_GAP_S = 300.0
 
 @dataclass(frozen=True)
 class Schedule:
-    """Gaps of a recording that is read out each `interval_s` seconds and written each `flush_s`."""
+    """Gaps of a recording that is read out each `interval_s` seconds and written each `flush_s`; `steady`: it is read
+    out as often after days."""
 
     interval_s: float
     flush_s: float
+    steady: bool = False
 
     def readout_gap_s(self, elapsed_s: float) -> float:
         """Seconds from a readout to the next."""
         if elapsed_s < self.interval_s * EARLY_READOUTS / 10:
             return self.interval_s / 10
-        return max(self.interval_s, elapsed_s / MOST_READOUTS)
+        return self.interval_s if self.steady else max(self.interval_s, elapsed_s / MOST_READOUTS)
 
     def write_gap_s(self, elapsed_s: float) -> float:
         """Seconds from a write to the next: the most that kill -9 loses."""

@@ -30,6 +30,8 @@ from leakscope.record.symbols.interner import Interner
 _ROLES = np.array([p.role for p in FUNCTIONS], np.int16)
 _LAYERS = np.array([LAYER_CODES[p.layer] for p in FUNCTIONS], np.int16)
 _KINDS = np.array([KIND_CODES[p.kind] for p in FUNCTIONS], np.int16)
+LIVE_BATCH = 1 << 14
+"""Live ranges that are in memory at once when a process or context ends: 1.5 MB."""
 _LOGGED = np.array([p.group != "heap" for p in FUNCTIONS])
 
 
@@ -208,19 +210,23 @@ class Calls:
 
     def _end_ranges(self, ended: dict[int, int], cause: str, contexts: set[int] | None) -> pa.Table:
         """Free the live objects of processes that are older than a time: of some CUDA contexts, or (None) all."""
-        raw_keys, raw_values = self._live.read_all()
-        keys, values = raw_keys.view(records.RANGE_KEY).reshape(-1), raw_values.view(records.LIVE_RANGE).reshape(-1)
         pids = np.array(sorted(ended), np.int64)
         times = np.array([ended[int(pid)] for pid in pids], np.int64)
-        position = np.minimum(np.searchsorted(pids, keys["pid"]), len(pids) - 1)
-        mine = (pids[position] == keys["pid"]) & (values["ts_ns"].astype(np.int64) < times[position])
-        if contexts is not None:
-            of_calls = np.isin(keys["space"], (records.SPACE_MEMORY, records.SPACE_ARRAY, records.SPACE_HANDLE))
-            mine &= of_calls & np.isin(values["context"], np.array(sorted(contexts), np.uint64))
-        for index in np.flatnonzero(mine):
-            self._live.delete(keys[index].tobytes())
-        mine &= ~np.isin(keys["space"], (records.SPACE_MAPPED, records.SPACE_MAP_CALLS))
-        keys, values, end_ns = keys[mine], values[mine], times[position[mine]]
+        found = [(np.empty(0, records.RANGE_KEY), np.empty(0, records.LIVE_RANGE))]
+        for raw_keys, raw_values in self._live.batches(LIVE_BATCH):
+            keys, values = raw_keys.view(records.RANGE_KEY).reshape(-1), raw_values.view(records.LIVE_RANGE).reshape(-1)
+            position = np.minimum(np.searchsorted(pids, keys["pid"]), len(pids) - 1)
+            mine = (pids[position] == keys["pid"]) & (values["ts_ns"].astype(np.int64) < times[position])
+            if contexts is not None:
+                of_calls = np.isin(keys["space"], (records.SPACE_MEMORY, records.SPACE_ARRAY, records.SPACE_HANDLE))
+                mine &= of_calls & np.isin(values["context"], np.array(sorted(contexts), np.uint64))
+            found.append((keys[mine], values[mine]))
+        keys, values = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        for key in keys:  # afterwards: where entries go meanwhile, a batch may go back to what was read
+            self._live.delete(key.tobytes())
+        counted = ~np.isin(keys["space"], (records.SPACE_MAPPED, records.SPACE_MAP_CALLS))
+        keys, values = keys[counted], values[counted]
+        end_ns = times[np.searchsorted(pids, keys["pid"])]
         synthetic = np.zeros(len(keys), records.CALL_RECORD)
         for name in ("size_bytes", "requested_bytes", "context", "caller", "user_stack", "python_stack", "function"):
             synthetic[name] = values[name]

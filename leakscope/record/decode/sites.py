@@ -9,7 +9,7 @@ import numpy as np
 
 from leakscope.record import records
 from leakscope.record.decode.columns import KIND_CODES, EventColumns
-from leakscope.record.kernel.bpf import Map, possible_cpus
+from leakscope.record.kernel.bpf import Map
 from leakscope.record.symbols.interner import Interner
 
 KMALLOC_CACHE_MAX_BYTES = 8192
@@ -47,31 +47,24 @@ class Sites:
         self._columns = columns
         self._cache_of = cache_of
         self._gfp_account = functools.cache(gfp_account)
-        self._cpus = possible_cpus()
-        self._row_of = np.empty(0, np.int32)  # by place of a site number, -1 = not known yet
+        self._row_of = np.empty(0, np.int32)  # by site number, which are dense; -1 = not known yet
         self._rows = np.empty(0, SITE_ROW)
         self._fields: dict[str, np.ndarray] = {}
         self.caches_by_size_and_flags = 0  # kmalloc sites whose cache name is inferred, not asked for
 
     def rows(self, site_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Columns of SITE_ROW for site numbers; unknown ones (lost with a full map) give kind kmalloc, size 0."""
-        places = self._places(site_ids)
-        if len(places) and (places.max() >= len(self._row_of) or self._row_of[places].min() < 0):
+        if len(site_ids) and (site_ids.max() >= len(self._row_of) or self._row_of[site_ids].min() < 0):
             self._read_new(np.unique(site_ids))
-        rows = self._row_of[places]
+        rows = self._row_of[site_ids]
         # One gather a column: a gather of whole structured rows takes three times as long.
         return {name: column[rows] for name, column in self._fields.items()}
-
-    def _places(self, site_ids: np.ndarray) -> np.ndarray:
-        """Dense numbers: the kernel side numbers sites by CPU, (sequence << 12) | CPU."""
-        ids = site_ids.astype(np.int64)
-        return (ids >> 12) * self._cpus + (ids & 4095)
 
     def _read_new(self, wanted: np.ndarray) -> None:
         keys, values = self._map.read_all()
         site_keys = keys.view(records.SITE_KEY).reshape(-1)
         infos = values.view(records.SITE_INFO).reshape(-1)
-        places = self._places(np.concatenate([infos["id"], wanted]))
+        places = np.concatenate([infos["id"], wanted]).astype(np.int64)
         grown = np.full(max(int(places.max()) + 1, len(self._row_of)), -1, np.int32)
         grown[: len(self._row_of)] = self._row_of
         self._row_of = grown

@@ -15,6 +15,7 @@ _NUMBERS = {
         "brk": 12,
         "mremap": 25,
         "madvise": 28,
+        "membarrier": 324,
     },
     "aarch64": {
         "bpf": 280,
@@ -24,11 +25,16 @@ _NUMBERS = {
         "brk": 214,
         "mremap": 216,
         "madvise": 233,
+        "membarrier": 283,
     },
 }
 
+_MEMBARRIER_CMD_GLOBAL = 1
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_brief = ctypes.PyDLL(None, use_errno=True)
+_brief.syscall.restype = ctypes.c_long
 
 
 def number(name: str) -> int:
@@ -36,10 +42,26 @@ def number(name: str) -> int:
     return _NUMBERS[platform.machine()][name]
 
 
-def syscall(name: str, *args: int) -> int:
-    """Make a system call; raises OSError with its errno. KeyError on an architecture that is not known."""
-    result = _libc.syscall(ctypes.c_long(number(name)), *(ctypes.c_ulong(a & 0xFFFFFFFFFFFFFFFF) for a in args))
+def syscall(name: str, *args: int, brief: bool = False) -> int:
+    """Make a system call; raises OSError with its errno. KeyError on an architecture that is not known.
+
+    One of microseconds (`brief`) keeps Python's lock: taking it back may wait for another thread's imports.
+    """
+    call = _brief.syscall if brief else _libc.syscall
+    result = call(ctypes.c_long(number(name)), *(ctypes.c_ulong(a & 0xFFFFFFFFFFFFFFFF) for a in args))
     if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
     return int(result)
+
+
+def wait_for_grace_period() -> bool:
+    """Return when an RCU grace period has passed: what was handed to call_rcu() before is then due to be freed.
+
+    MEMBARRIER_CMD_GLOBAL is synchronize_rcu() (kernel/sched/membarrier.c). False where the kernel does not offer it.
+    """
+    try:
+        syscall("membarrier", _MEMBARRIER_CMD_GLOBAL, 0, 0)
+    except OSError:
+        return False
+    return True

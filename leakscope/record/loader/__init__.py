@@ -49,6 +49,8 @@ def _core_problem() -> str:
         return f"{bpf_programs.OBJECT} is not there (make build)"
     if bpf_programs.sources_id().to_bytes(8, sys.byteorder) not in text:
         return f"{bpf_programs.OBJECT} was built from other sources (make build)"
+    if not bpf_programs.is_sealed(text):
+        return f"{bpf_programs.OBJECT} is damaged (make build)"
     from leakscope.record.loader.libbpf import libbpf
 
     try:

@@ -18,7 +18,7 @@ from leakscope.record.loader.base import ProgramConfig
 from leakscope.record.loader.libbpf import one_line, verifier_reason
 
 _PROGRAM_TYPES = {"uprobe": 2, "uprobe_perf": 2, "tracepoint": 5, "raw_tracepoint": 17}
-_PER_CPU_MAPS = frozenset({"counters", "site_states", "stack_budget", "identity_counts", "byte_countdowns"})
+_PER_CPU_MAPS = frozenset({"counters", "stack_budget", "identity_counts", "byte_countdowns"})
 
 
 class BccPrograms:

@@ -24,7 +24,7 @@ _MAP_SIZES = {
     "unwound_paths": "PATH_ENTRIES",
     "stacks": "STACK_ENTRIES",
     "sites": "SITE_ENTRIES",
-    "site_states": "SITE_ENTRIES",
+    "site_states": "SITE_STATE_ENTRIES",
     "live": "LIVE_ENTRIES",
     "live_pages": "PAGE_ENTRIES",
     "live_ranges": "RANGE_ENTRIES",
@@ -33,12 +33,15 @@ _MAP_SIZES = {
     "launch_layouts": "LAYOUT_ENTRIES",
     "identities": "IDENTITY_ENTRIES",
     "identity_counts": "IDENTITY_ENTRIES",
+    "outermost_calls": "OUTERMOST_ENTRIES",
+    "process_ends": "PROCESS_END_ENTRIES",
+    "targets": "TARGET_ENTRIES",
 }
 _UPROBES = ("on_function_entry", "on_function_return", "on_kernel_entry", "on_kernel_return", "on_mark")
-_PER_CPU_MAPS = frozenset({"counters", "site_states", "stack_budget", "identity_counts", "byte_countdowns"})
+_PER_CPU_MAPS = frozenset({"counters", "stack_budget", "identity_counts", "byte_countdowns"})
 _PER_CPU_TYPES = frozenset({5, 6, 10})  # BPF_MAP_TYPE_PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH
+_THREADS = 4
 _LARGE_BYTES = 1 << 20
-_MAKING_THREADS = 4
 
 
 def config_fields() -> list[str]:
@@ -58,17 +61,27 @@ class CorePrograms:
             raise NotCapableError(
                 f"{path} is not there: the programs were not built; run make build where clang is, or use --loader bcc"
             )
+        if not bpf_programs.is_sealed(path.read_bytes()):
+            raise NotCapableError(f"{path} is damaged: its checksum differs; run make build again")
         self._lib = libbpf()
         self._path = path
         self._constants = {**config.constants(), "SOURCES": bpf_programs.sources_id()}
         self._object = self._open(multi=True)
-        for name, constant in _MAP_SIZES.items():
-            self._lib.bpf_map__set_max_entries(self._find_map(name), self._constants[constant])
-        self._lib.bpf_map__set_max_entries(self._find_map("stacks_overflow"), 4 * self._constants["STACK_ENTRIES"])
-        self._for_perf: int | None = None
+        self._uprobes = self._for_perf = 0
         try:
-            self._make_large_maps()
-            self._load(self._object)
+            for name, constant in _MAP_SIZES.items():
+                self._lib.bpf_map__set_max_entries(self._find_map(name), self._constants[constant])
+            self._lib.bpf_map__set_max_entries(self._find_map("stacks_overflow"), 4 * self._constants["STACK_ENTRIES"])
+            with ThreadPoolExecutor(_THREADS) as pool:
+                self._make_maps(pool)
+                self._uprobes = self._open(multi=True)
+                self._share_maps(self._uprobes)
+                self._choose_programs(self._object, uprobes=False)
+                self._choose_programs(self._uprobes, uprobes=True)
+                # Side by side: the verifier reads the programs of an object one after another.
+                loading = [pool.submit(self._load, handle) for handle in (self._object, self._uprobes)]
+            for done in loading:
+                done.result()
         except BaseException:
             self.close()
             raise
@@ -96,18 +109,27 @@ class CorePrograms:
                 )
         return int(handle)
 
-    def _make_large_maps(self) -> None:
-        """Make the maps of MiB side by side: the kernel clears all their memory, most of the time of loading."""
+    def _make_maps(self, pool: ThreadPoolExecutor) -> None:
+        """Make all maps side by side, the largest first: the kernel clears their memory, most of the time of loading.
+
+        A map that holds the object's own data (``.rodata``) is made by libbpf, one an object.
+        """
         found = self._lib.bpf_object__next_map(self._object, None)
-        large = []
+        maps = []
         while found:
-            if self._map_bytes(found) >= _LARGE_BYTES:
-                large.append(found)
+            if not self._is_internal(found):
+                maps.append(found)
             found = self._lib.bpf_object__next_map(self._object, found)
-        large.sort(key=self._map_bytes, reverse=True)
-        with ThreadPoolExecutor(_MAKING_THREADS) as pool:
-            for _ in pool.map(self._make_map, large):
-                pass
+        maps.sort(key=self._map_bytes, reverse=True)
+        large = sum(self._map_bytes(found) >= _LARGE_BYTES for found in maps)
+        making = [pool.submit(self._make_map, found) for found in maps[:large]]
+        for found in maps[large:]:
+            self._make_map(found, brief=True)
+        for made in making:
+            made.result()
+
+    def _is_internal(self, found: int) -> bool:
+        return b"." in self._lib.bpf_map__name(found)
 
     def _map_bytes(self, found: int) -> int:
         """At least so much memory a map takes."""
@@ -115,12 +137,14 @@ class CorePrograms:
         each = int(self._lib.bpf_map__key_size(found) + self._lib.bpf_map__value_size(found))
         return entries * (each or 1) * (possible_cpus() if self._lib.bpf_map__type(found) in _PER_CPU_TYPES else 1)
 
-    def _make_map(self, found: int) -> None:
+    def _make_map(self, found: int, *, brief: bool = False) -> None:
         lib = self._lib
         name = lib.bpf_map__name(found).decode()
         sizes = lib.bpf_map__key_size(found), lib.bpf_map__value_size(found), lib.bpf_map__max_entries(found)
         try:
-            fd = create_map(lib.bpf_map__type(found), *sizes, flags=lib.bpf_map__map_flags(found), name=name)
+            fd = create_map(
+                lib.bpf_map__type(found), *sizes, flags=lib.bpf_map__map_flags(found), name=name, brief=brief
+            )
         except OSError as error:
             raise map_refusal(name, error.errno or 0) from error
         lib.bpf_map__reuse_fd(found, fd)  # libbpf keeps a descriptor of its own
@@ -146,28 +170,37 @@ class CorePrograms:
 
     def program(self, function: str, kind: str) -> int:
         """See :class:`LoadedPrograms`."""
-        handle = self._perf_object() if kind == "uprobe_perf" else self._object
+        handle = self._object
+        if kind == "uprobe_perf":
+            handle = self._perf_object()
+        elif function in _UPROBES:
+            handle = self._uprobes
         return int(self._lib.bpf_program__fd(self._find_program(handle, function)))
 
     def _perf_object(self) -> int:
         """The uprobe programs loaded once more for perf events, on the same maps."""
-        if self._for_perf is None:
-            handle = self._open(multi=False)
-            program = self._lib.bpf_object__next_program(handle, None)
-            while program:
-                wanted = self._lib.bpf_program__name(program).decode() in _UPROBES
-                self._lib.bpf_program__set_autoload(program, wanted)
-                program = self._lib.bpf_object__next_program(handle, program)
-            found = self._lib.bpf_object__next_map(handle, None)
-            while found:
-                name = self._lib.bpf_map__name(found)
-                own = self._lib.bpf_object__find_map_by_name(self._object, name)
-                if own and not name.endswith(b".rodata"):
-                    self._lib.bpf_map__reuse_fd(found, self._lib.bpf_map__fd(own))
-                found = self._lib.bpf_object__next_map(handle, found)
-            self._load(handle)
-            self._for_perf = handle
+        if not self._for_perf:
+            self._for_perf = self._open(multi=False)
+            self._share_maps(self._for_perf)
+            self._choose_programs(self._for_perf, uprobes=True)
+            self._load(self._for_perf)
         return self._for_perf
+
+    def _share_maps(self, handle: int) -> None:
+        """Let the programs of another object use the maps of the first."""
+        found = self._lib.bpf_object__next_map(handle, None)
+        while found:
+            if not self._is_internal(found):
+                own = self._lib.bpf_object__find_map_by_name(self._object, self._lib.bpf_map__name(found))
+                self._lib.bpf_map__reuse_fd(found, self._lib.bpf_map__fd(own))
+            found = self._lib.bpf_object__next_map(handle, found)
+
+    def _choose_programs(self, handle: int, *, uprobes: bool) -> None:
+        program = self._lib.bpf_object__next_program(handle, None)
+        while program:
+            wanted = (self._lib.bpf_program__name(program).decode() in _UPROBES) == uprobes
+            self._lib.bpf_program__set_autoload(program, wanted)
+            program = self._lib.bpf_object__next_program(handle, program)
 
     def map(self, name: str) -> Map:
         """See :class:`LoadedPrograms`; raises NotCapableError when the object has no such map."""
@@ -177,8 +210,7 @@ class CorePrograms:
 
     def close(self) -> None:
         """Unload everything."""
-        for handle in (self._for_perf, self._object):
+        for handle in (self._for_perf, self._uprobes, self._object):
             if handle:
                 self._lib.bpf_object__close(handle)
-        self._for_perf = None
-        self._object = 0
+        self._for_perf = self._uprobes = self._object = 0

@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 import re
+import threading
 from functools import cache
 from typing import Any
 
@@ -75,25 +76,26 @@ class Libbpf:
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
         self._libc = ctypes.CDLL(None)
-        self._messages: list[str] = []
-        self._buffer: mmap.mmap | None = None
+        self._said = threading.local()  # a thread is told of what it loads
         self._printer = _PRINTER(self._print)  # kept: libbpf calls it later
         self.libbpf_set_print(ctypes.cast(self._printer, pointer))
 
     def _print(self, level: int, form: bytes, arguments: int) -> int:
         if level > _WARN:
             return 0
-        if self._buffer is None:  # takes memory only as far as it is written to
-            self._buffer = mmap.mmap(-1, _LONGEST_MESSAGE_BYTES)
-        place = (ctypes.c_char * _LONGEST_MESSAGE_BYTES).from_buffer(self._buffer)
-        length = self._libc.vsnprintf(place, ctypes.c_size_t(len(place)), form, ctypes.c_void_p(arguments))
-        text = self._buffer[: max(0, min(length, _LONGEST_MESSAGE_BYTES - 1))].decode(errors="replace")
-        self._messages = [*self._messages[1 - _MESSAGES_KEPT :], text]
+        with mmap.mmap(-1, _LONGEST_MESSAGE_BYTES) as buffer:  # takes memory only as far as it is written to
+            place = (ctypes.c_char * _LONGEST_MESSAGE_BYTES).from_buffer(buffer)
+            length = self._libc.vsnprintf(place, ctypes.c_size_t(len(place)), form, ctypes.c_void_p(arguments))
+            text = buffer[: max(0, min(length, _LONGEST_MESSAGE_BYTES - 1))].decode(errors="replace")
+            del place  # the mapping cannot be closed while it is referred to
+        before = getattr(self._said, "messages", [])
+        self._said.messages = [*before[1 - _MESSAGES_KEPT :], text]
         return 0
 
     def messages(self) -> list[str]:
-        """What libbpf said since the last time."""
-        said, self._messages = self._messages, []
+        """What libbpf said to this thread since the last time."""
+        said: list[str] = getattr(self._said, "messages", [])
+        self._said.messages = []
         return said
 
     def __getattr__(self, name: str) -> Any:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from leakscope.errors import BadInputError
 from leakscope.record.clocks import monotonic_ns
+from leakscope.record.mapped import MappedFile
 from leakscope.record.options import RecordOptions
-from leakscope.record.probes.libraries import FunctionProbes, mapped_libraries
+from leakscope.record.probes.heap import HeapProbes
+from leakscope.record.probes.libraries import FunctionProbes, library_of
 from leakscope.record.probes.nvtx import NVTX_LIBRARY, MarkProbes, is_injection_library
-from leakscope.record.python.stacks import PythonStacks
 from leakscope.record.side_band import SideBandEvent
 
 
@@ -23,22 +23,23 @@ class Libraries:
         options: RecordOptions,
         functions: FunctionProbes,
         marks: MarkProbes,
-        python: PythonStacks,
         note: Callable[[str], None],
         command: int | None,
+        heap: HeapProbes | None = None,
     ) -> None:
+        """With `heap` libc is left to it."""
         self._options = options
         self._functions = functions
         self._marks = marks
-        self._python = python
         self._note = note
         self._command = command
+        self._heap = heap
 
-    def attach_known(self, before_start: Iterable[str], pids: Iterable[int]) -> None:
+    def attach_known(self, before_start: Iterable[str], running: Mapping[int, Iterable[MappedFile]]) -> None:
         """Attach to what is known before the recording begins.
 
         :param before_start: libraries that the command is going to load.
-        :param pids: processes that are recorded; all of the host where no process is named.
+        :param running: what the recorded processes have mapped, by PID.
         :raises BadInputError: for a library that was named and has no function to probe.
         """
         for library in self._options.libraries:
@@ -49,17 +50,12 @@ class Libraries:
                 self._functions.attach(path)
         if self._command is not None:
             self._marks.attach(str(NVTX_LIBRARY))
-        if self._options.everyone:
-            pids = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and int(p.name) != os.getpid()]
-        for pid in pids:
-            if pid == self._command:
-                continue
-            if self._options.everyone:
-                self._python.seed(pid)
-            for path in mapped_libraries(pid):
-                self._marks.attach(path)
+        for pid, files in running.items():
+            for path in sorted({file.path for file in files}):
                 if self._functions.wants(path):
-                    self._functions.attach(path)
+                    self._attach(f"/proc/{pid}/root{path}", pid)
+                elif is_injection_library(path):
+                    self._marks.attach(f"/proc/{pid}/root{path}")
 
     def on_map(self, event: SideBandEvent) -> None:
         """A library was mapped while the recording runs: attach to it, whoever mapped it (probes are by file)."""
@@ -67,8 +63,14 @@ class Libraries:
             for path in (f"/proc/{event.pid}/root{event.text}", event.text):
                 if Path(path).exists():
                     self._marks.attach(path)
-                    count = self._functions.attach(path)
+                    count = self._attach(path, event.pid)
                     if count:
                         late = (monotonic_ns() - event.ts_ns) / 1e6
                         self._note(f"attached to {event.text} {late:.0f} ms after process {event.pid} mapped it")
                     return
+
+    def _attach(self, path: str, pid: int) -> int:
+        if self._heap is not None and library_of(path) == "libc":
+            self._heap.attach(pid, path)
+            return 0
+        return self._functions.attach(path)

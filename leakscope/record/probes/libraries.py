@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +53,29 @@ class FunctionProbes:
         self._attachments = attachments
         self._groups = set(groups)
         self._seen: set[tuple[int, int]] = set()
+        self._of_file: dict[tuple[int, int], dict[int, tuple[int, EntryPoint]]] = {}
         self._multi = os.environ.get("LEAKSCOPE_UPROBES") != "perf"
         self._warn = warn
         self.attached: dict[str, int] = {}  # path: functions
         self.stepped: dict[str, list[str]] = {}  # path: functions whose probe is single-stepped
         for index, probe in enumerate(FUNCTIONS):
             functions_map.update(index.to_bytes(4, "little"), probe.spec(probe.group in self._groups))
+
+    @property
+    def filters_by_process(self) -> bool:
+        """Whether multi links can be had that probe one process alone (:meth:`link`).
+
+        They have the filter since 6.6, but it took a thread for a process until 46ba0e49b642 (6.10, stable kernels).
+        Kernels with that fix refuse the PID -1 with EINVAL before they look at the path.
+        """
+        if not self._multi:
+            return False
+        fd = self._programs.program(FUNCTION_PROGRAMS[0], "uprobe")
+        try:
+            os.close(bpf.link_uprobe_multi(fd, "/", [0], [0], at_return=False, pid=0xFFFFFFFF))
+        except OSError as error:
+            return error.errno == errno.EINVAL
+        return False
 
     def wants(self, path: str) -> bool:
         """Whether a file's name is that of a library whose functions are to be probed."""
@@ -76,39 +93,69 @@ class FunctionProbes:
             if (stat.st_dev, stat.st_ino) in self._seen:
                 return 0
             self._seen.add((stat.st_dev, stat.st_ino))
-            data = Path(path).read_bytes()
-            offsets = ElfFile(data).function_offsets()
+            found = self._entries(path, any_name)
+            if not found:
+                return 0
+            for program, places, at_return in self._by_program(found):
+                self._attach(path, places, program, at_return=at_return)
         except (OSError, ValueError) as error:
-            self._attachments.failed.append((f"uprobe:{path}", str(error)))
+            self.failed(path, error)
             return 0
+        self._tell(path, found)
+        return len(found)
+
+    def link(self, path: str, pid: int) -> list[int]:
+        """Multi links to the functions of one file in one process, which are the caller's to close.
+
+        Raises OSError (ProcessLookupError where the process has ended) and ValueError for a file that is no library.
+        """
+        stat = Path(path).stat()
+        key = stat.st_dev, stat.st_ino
+        known = self._of_file.get(key)
+        if known is None:
+            known = self._of_file[key] = self._entries(path, False)
+        links = []
+        for program, places, at_return in self._by_program(known):
+            fd = self._programs.program(program, "uprobe")
+            self._attachments.programs[program] = fd
+            offsets, cookies = zip(*places, strict=True)
+            links.append(bpf.link_uprobe_multi(fd, path, offsets, cookies, at_return=at_return, pid=pid))
+        if key not in self._seen:
+            self._seen.add(key)
+            self._tell(path, known)
+        return links
+
+    def _entries(self, path: str, any_name: bool) -> dict[int, tuple[int, EntryPoint]]:
+        """Where the functions to probe begin in a file, by their index: file offset, entry."""
+        data = Path(path).read_bytes()
+        offsets = ElfFile(data).function_offsets()
         library = library_of(path)
-        found = {
-            index: entry_point(data[offsets[probe.api] : offsets[probe.api] + LONGEST_ENTRY_BYTES])
+        return {
+            index: (at, entry_point(data[at : at + LONGEST_ENTRY_BYTES]))
             for index, probe in enumerate(FUNCTIONS)
             if probe.group in self._groups
-            and probe.api in offsets
+            and (at := offsets.get(probe.api)) is not None
             and (probe.library == library or (any_name and probe.library != "libc"))
         }
-        if not found:
-            return 0
+
+    def _by_program(
+        self, found: Mapping[int, tuple[int, EntryPoint]]
+    ) -> Iterator[tuple[str, list[tuple[int, int]], bool]]:
+        """(program, its places as file offset and cookie, whether it runs at the return) in the order of attaching."""
         by_programs: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        for index, place in found.items():
+        for index, (at, place) in found.items():
             programs = PROGRAMS.get(FUNCTIONS[index].group, FUNCTION_PROGRAMS)
-            offset = offsets[FUNCTIONS[index].api] + place.skipped_bytes
-            by_programs.setdefault(programs, []).append((offset, index))
+            by_programs.setdefault(programs, []).append((at + place.skipped_bytes, index))
         # Returns first: a call that enters before its return is probed would stay open.
         for (entry, at_return), places in by_programs.items():
-            try:
-                self._attach(path, places, at_return, at_return=True)
-                self._attach(path, places, entry, at_return=False)
-            except OSError as error:
-                self._attachments.failed.append((f"uprobe:{path}", str(error.strerror)))
-                return 0
+            yield at_return, places, True
+            yield entry, places, False
+
+    def _tell(self, path: str, found: Mapping[int, tuple[int, EntryPoint]]) -> None:
         self.attached[path] = len(found)
-        self._tell_stepped(path, {FUNCTIONS[index].api: place for index, place in found.items()})
+        self._tell_stepped(path, {FUNCTIONS[index].api: place for index, (_, place) in found.items()})
         how = "" if self._multi else ", a perf event each"
         self._attachments.names.append(f"uprobe:{path} ({len(found)} functions{how})")
-        return len(found)
 
     def _tell_stepped(self, path: str, entries: dict[str, EntryPoint]) -> None:
         """Warn, once a file, of functions whose probe costs many times the usual, with the price on this host."""
@@ -161,16 +208,6 @@ class FunctionProbes:
             event = perf.open_uprobe(path, offset, at_return=at_return)
             self._attachments.events.append(event)
             self._attachments.descriptors.append(bpf.link_perf_event(fd, event, index))
-
-
-def mapped_libraries(pid: int) -> list[str]:
-    """Files that a process has mapped, as paths that open from here (through /proc/PID/root)."""
-    try:
-        text = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
-    except OSError:
-        return []
-    paths = {line.split(None, 5)[5] for line in text.splitlines() if len(line.split(None, 5)) == 6}
-    return [f"/proc/{pid}/root{path}" for path in sorted(paths) if path.startswith("/")]
 
 
 def libraries_before_start(command: list[str], environment: dict[str, str]) -> list[str]:

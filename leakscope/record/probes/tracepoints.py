@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from leakscope.record.kernel import bpf, perf
 from leakscope.record.kernel.btf import KernelTypes
+from leakscope.record.kernel.syscalls import wait_for_grace_period
 from leakscope.record.kernel.tracefs import tracepoint_id
 from leakscope.record.loader import LoadedPrograms
 
@@ -24,6 +26,12 @@ KERNEL_OBJECTS = {
 
 OLD_NODE_VARIANTS = {"kmalloc_node": "on_kmalloc", "kmem_cache_alloc_node": "on_kmem_cache_alloc"}
 """Before v6.1 (2c1d697fb8ba) NUMA-aware allocations had tracepoints of their own, with the same first arguments."""
+
+ALLOCATIONS = frozenset({"kmalloc", "kmem_cache_alloc", "mm_page_alloc", *OLD_NODE_VARIANTS})
+
+SETTLING_GRACE_PERIODS = 2
+"""Callbacks run soon after their grace period, not in it: those that waited for the first have run by the second."""
+_GRACE_PERIOD_S = 0.05  # where it cannot be waited for
 
 PROCESS_LIVES = {
     "task_newtask": "on_new_task",
@@ -48,9 +56,11 @@ CLOSING_THREADS = 32
 class Attachments:
     """What is attached: descriptors to close, names for the manifest, and what could not be attached and why.
 
-    `descriptors` are of links, `events` of the perf events that some of them link a program to.
+    `descriptors` are of links, `events` of the perf events that some of them link a program to; `allocations` are links
+    of the probes that see kernel objects begin.
     """
 
+    allocations: list[int] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
     events: list[int] = field(default_factory=list)
     programs: dict[str, int] = field(default_factory=dict)  # program name: its descriptor, for its counters
@@ -61,13 +71,18 @@ class Attachments:
     def detach(self) -> None:
         """End all links: no program runs afterwards.
 
+        Those of allocations first. Much of what is freed is freed by RCU, after a grace period of some tens of
+        milliseconds: by then the frees of all that was allocated before are seen, and none of it looks kept.
         The kernel waits for RCU at each; side by side these waits are one. The events behind the links are closed in
         the background: there each waits with a lock held, 40 ms one after another. :meth:`close` waits for them.
         """
+        allocations, self.allocations = self.allocations, []
+        _close_side_by_side(allocations)
+        for _ in range(SETTLING_GRACE_PERIODS if allocations else 0):
+            if not wait_for_grace_period():
+                time.sleep(_GRACE_PERIOD_S)
         links, self.descriptors = self.descriptors, []
-        if links:
-            with ThreadPoolExecutor(min(len(links), CLOSING_THREADS)) as pool:
-                list(pool.map(os.close, reversed(links)))
+        _close_side_by_side(links)
         events, self.events = self.events, []
         if events:
             self._closing = threading.Thread(target=_close_all, args=(events,), name="leakscope-closing")
@@ -81,6 +96,12 @@ class Attachments:
             self._closing = None
 
 
+def _close_side_by_side(links: list[int]) -> None:
+    if links:
+        with ThreadPoolExecutor(min(len(links), CLOSING_THREADS)) as pool:
+            list(pool.map(os.close, reversed(links)))
+
+
 def _close_all(descriptors: list[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
@@ -91,7 +112,8 @@ def attach_raw(programs: LoadedPrograms, attachments: Attachments, tracepoints: 
     for tracepoint, program in tracepoints.items():
         try:
             fd = programs.program(program, "raw_tracepoint")
-            attachments.descriptors.append(bpf.open_raw_tracepoint(fd, tracepoint))
+            links = attachments.allocations if tracepoint in ALLOCATIONS else attachments.descriptors
+            links.append(bpf.open_raw_tracepoint(fd, tracepoint))
         except OSError as error:
             attachments.failed.append((f"raw_tracepoint:{tracepoint}", str(error.strerror)))
             continue

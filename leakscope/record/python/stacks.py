@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from leakscope.record.kernel.bpf import Map
+from leakscope.record.mapped import MappedFile
 from leakscope.record.python.code_objects import (
     CodeObject,
     MemoryGoneError,
@@ -47,11 +48,11 @@ class PythonStacks:
     """Tells the kernel side which processes run Python, and names the frames that it finds.
 
     `note` is called once for each interpreter whose frames are not available, with the reason. `wanted` tells whether a
-    process is part of the recording.
+    process is part of the recording. Until :meth:`connect` the kernel side is told nothing.
     """
 
-    def __init__(self, processes: Map, wanted: Callable[[int], bool], note: Callable[[str], None]) -> None:
-        self._map = processes
+    def __init__(self, wanted: Callable[[int], bool], note: Callable[[str], None]) -> None:
+        self._map: Map | None = None
         self._wanted = wanted
         self._note = note
         self._processes: dict[int, _Process] = {}
@@ -63,18 +64,19 @@ class PythonStacks:
         self._resolved: dict[int, PythonStack] = {}
         self._lock = threading.Lock()  # members of a cgroup are added by the thread that samples
 
-    def seed(self, pid: int) -> None:
-        """Look for an interpreter in a process that already runs."""
-        try:
-            lines = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape").splitlines()
-        except OSError:
-            return
-        for line in lines:
-            fields = line.split(None, 5)
-            if len(fields) == 6 and "x" in fields[1] and fields[5].startswith("/"):
-                start = int(fields[0].partition("-")[0], 16)
+    def connect(self, processes: Map) -> None:
+        """From now on the kernel side is told, by the map `python_processes`: of what is known at once."""
+        with self._lock:
+            self._map = processes
+            for pid, process in self._processes.items():
+                self._tell(pid, process)
+
+    def seed(self, pid: int, files: Iterable[MappedFile]) -> None:
+        """Look for an interpreter in a process that already runs, and has these files mapped."""
+        for file in files:
+            if file.executable and is_interpreter_name(path := file.path.removesuffix(" (deleted)")):
                 with self._lock:
-                    self._mapped(pid, start, int(fields[2], 16), fields[5].removesuffix(" (deleted)"))
+                    self._mapped(pid, file.start, file.file_offset, path)
 
     def follow(self, events: Iterable[SideBandEvent]) -> None:
         """Apply side-band events, in their order."""
@@ -95,23 +97,30 @@ class PythonStacks:
                 self._processes[event.pid] = _Process(parent.interpreter, parent.bias, dict(parent.codes))
         elif event.pid in self._processes and event.kind == "exec":
             del self._processes[event.pid]
-            self._map.delete(event.pid.to_bytes(4, "little"))
+            self._untell(event.pid)
         elif event.pid in self._processes and event.kind == "exit" and event.pid == event.tid:
-            self._map.delete(event.pid.to_bytes(4, "little"))
+            self._untell(event.pid)
             self._ended.append(event.pid)  # its last stacks are still to be named
 
     def _mapped(self, pid: int, start: int, file_offset: int, path: str) -> None:
-        if not is_interpreter_name(path):
-            return
         interpreter = self._interpreter(pid, path)
         bias = interpreter.load_bias(start, file_offset) if interpreter else None
         if interpreter is None or bias is None or self._unproven[interpreter] >= GIVE_UP_AFTER:
             return
         self._processes[pid] = _Process(interpreter, bias, {})
+        self._tell(pid, self._processes[pid])
+
+    def _tell(self, pid: int, process: _Process) -> None:
+        if self._map is None:
+            return
         try:
-            self._map.update(pid.to_bytes(4, "little"), interpreter.process_value(bias))
+            self._map.update(pid.to_bytes(4, "little"), process.interpreter.process_value(process.bias))
         except OSError:  # the map is full
             self.unavailable["processes beyond those that can be walked at once"] += 1
+
+    def _untell(self, pid: int) -> None:
+        if self._map is not None:
+            self._map.delete(pid.to_bytes(4, "little"))
 
     def _interpreter(self, pid: int, path: str) -> Interpreter | None:
         """The interpreter in a file as the process sees it, each file read once."""
@@ -168,7 +177,7 @@ class PythonStacks:
         self._not_available(interpreter.path, f"{reason}, so its layout is not that of CPython {version}")
         for pid in [p for p, process in self._processes.items() if process.interpreter == interpreter]:
             del self._processes[pid]
-            self._map.delete(pid.to_bytes(4, "little"))
+            self._untell(pid)
 
     def _named(self, pid: int, process: _Process, frames: np.ndarray) -> PythonStack:
         own: list[tuple[int, int, bool]] = []

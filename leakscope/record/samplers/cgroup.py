@@ -195,13 +195,20 @@ class CgroupSampler:
                 yield Reading("cgroup", group.path, counter, value)
 
     def facts(self) -> dict[str, Any]:
-        """``cgroup_versions`` mounted, and the hierarchy with the memory controller (or null)."""
-        hierarchy = self._hierarchy
-        return {
-            "cgroup_versions": cgroup_versions(self._proc_root),
+        """``cgroup_versions`` mounted, the hierarchy with the memory controller (or null), and where it is absent
+        ``cgroup_memory_absent``, one line that says so."""
+        hierarchy, versions = self._hierarchy, cgroup_versions(self._proc_root)
+        facts: dict[str, Any] = {
+            "cgroup_versions": versions,
             "cgroup_memory": hierarchy
             and {"version": hierarchy.version, "mount": str(hierarchy.mount), "root": hierarchy.root},
         }
+        if hierarchy is None:
+            mounted = f"cgroup v{' and v'.join(map(str, versions))} without it" if versions else "no cgroup"
+            facts["cgroup_memory_absent"] = (
+                f"memory of cgroups is not read: no memory controller here ({mounted} is mounted)"
+            )
+        return facts
 
     def _current_groups(self) -> set[MemoryCgroup]:
         if self._hierarchy is None:

@@ -10,16 +10,21 @@ _SAMPLE_BYTES = 1 << 16
 _ADDRESS_DIGITS = 16
 _KIND_AT = _ADDRESS_DIGITS + 1
 _NAME_AT = _KIND_AT + 2
+_LARGEST_FUNCTION_BYTES = 1 << 16
+"""An address that far behind a function is not in it."""
 
 
 class KernelSymbols:
     """Functions by address. `available` is False where kptr_restrict or a missing privilege hides addresses.
 
-    The file, some MiB that the kernel takes 0.1 s to print, is read by a thread of its own; a look-up waits for it.
+    The file, some MiB that the kernel takes 0.1 s to print, is read by a thread of its own; a look-up waits for it. It
+    is read again when an address of no known function is asked for and other modules are loaded than when it was read.
     """
 
-    def __init__(self, path: str = "/proc/kallsyms") -> None:
+    def __init__(self, path: str = "/proc/kallsyms", modules: str = "/proc/modules") -> None:
         self._path = path
+        self._modules_path = modules
+        self._modules = b""
         with open(path, "rb") as file:
             sample = file.read(_SAMPLE_BYTES)
         addresses, _, _ = _functions(sample)
@@ -29,6 +34,7 @@ class KernelSymbols:
             self._reader.start()
 
     def _read(self) -> None:
+        self._modules = self._loaded_modules()
         with open(self._path, "rb") as file:
             text = file.read()
         addresses, starts, ends = _functions(text)
@@ -40,6 +46,24 @@ class KernelSymbols:
         if not self.available:
             return "", "", 0
         self._reader.join()
+        found = self._find(address)
+        in_kernel = not found[1] and address - found[2] <= _LARGEST_FUNCTION_BYTES
+        if in_kernel or self._loaded_modules() == self._modules:
+            return found
+        self._read()
+        return self._find(address)
+
+    def _loaded_modules(self) -> bytes:
+        """Names and addresses of the modules of now, one a line; nothing where there are none."""
+        try:
+            with open(self._modules_path, "rb") as file:
+                lines = file.read().splitlines()
+        except OSError:
+            return b""
+        # Name, size, uses, users, state, address: what is in use changes all the time.
+        return b"\n".join(b" ".join(fields[:2] + fields[5:6]) for fields in map(bytes.split, lines))
+
+    def _find(self, address: int) -> tuple[str, str, int]:
         index = int(np.searchsorted(self._addresses, np.uint64(address), "right")) - 1
         if index < 0:
             return "", "", 0

@@ -25,6 +25,8 @@ from leakscope.symbols.symbolize import UNUSABLE, symbolize
 
 MAX_SECONDS = 20.0
 """What the end of a recording may take longer for lines; `leakscope symbolize` finds the rest, without a limit."""
+SECONDS_AFTER_SIGNAL = 0.7
+"""The same where somebody waits for the prompt."""
 MAX_SEGMENTS = 16
 
 
@@ -66,9 +68,9 @@ class Lines:
         with contextlib.suppress(OSError):
             self._worker.start()  # while the probes are detached, which is waiting
 
-    def look_up(self) -> None:
-        """Find what there is to be found, for at most MAX_SECONDS."""
-        self._worker.deadline = time.monotonic() + MAX_SECONDS
+    def look_up(self, most_s: float = MAX_SECONDS) -> None:
+        """Find what there is to be found in at most so many seconds."""
+        self._worker.deadline = time.monotonic() + most_s
         try:
             with self._worker:
                 self._look_up()

@@ -1,4 +1,4 @@
-"""Giving rows of an imported file ids that no other source of the capture uses.
+"""Giving rows of a source that is added to a capture ids that no other source of it uses.
 
 Stacks, frames, calls, launches, ranges and profiles are numbered per capture, files number them from 1. Columns that
 refer to such rows are known by their name, so that every table that has one is moved along.
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from leakscope.capture import Capture
+from leakscope.capture.reader import Capture
 from leakscope.errors import BadInputError
 
 NUMBERED = ("frames", "stacks", "calls", "launches", "marks", "kernel_profiles")
@@ -22,6 +22,7 @@ REFERENCES = {
     "frames": "frames",
     "kernel_stack": "stacks",
     "user_stack": "stacks",
+    "call_stack": "stacks",
     "python_stack": "stacks",
     "call_id": "calls",
     "launch_id": "launches",
@@ -55,6 +56,10 @@ class Numbering:
                 self._taken[name] = np.append(self._taken[name], bases[name] + highest)
                 self._taken[name].sort()
         return bases
+
+    def highest(self) -> dict[str, int]:
+        """The highest id of each numbered table: what to add to those of a source whose number of rows is not known."""
+        return {name: int(taken[-1]) if len(taken) else 0 for name, taken in self._taken.items()}
 
     def _base(self, name: str, count: int, bits: int) -> int:
         taken = self._taken[name]

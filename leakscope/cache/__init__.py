@@ -1,0 +1,1 @@
+"""Services behind ``leakscope cache``: tables or traces in, results out; no printing."""
