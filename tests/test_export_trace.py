@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import BEGIN_NS, LIVES, SECOND, Planted, planted, write_nsys, write_recording
 from synthetic import SyntheticCapture
+from test_census import census_of
 
 from leakscope.capture import Capture
 from leakscope.cli.main import main
@@ -21,6 +22,7 @@ from leakscope.correlate.joins.common_clock import common_clock
 from leakscope.correlate.tracks import POINTS, nested_threads, tracks_of
 from leakscope.model.manifest import Source
 
+FILP = {"kind": "slab", "api": "kmem_cache_alloc", "cache": "filp"}
 STRIDE, RANGES = 10_000_000, 5_000_000
 
 
@@ -136,6 +138,21 @@ def test_only_a_process_and_a_layer(recording: Path, run: Planted, tmp_path: Pat
     assert {e["pid"] for e in events} == {900}
     assert {key for e in of(events, "C", name="live bytes") for key in e["args"]} == {"gpu"}
     assert len(of(events, "X")) == sum(r["pid"] == 900 for r in [*run.calls, *run.marks])
+
+
+def test_a_census_ends_where_the_stream_does(tmp_path: Path) -> None:
+    capture = SyntheticCapture(10)
+    capture.process()
+    capture.leak(53, 128, user=["main", "forget"], kernel=["k:do_open"], **FILP)
+    capture.churn(97, 128, user=["main", "close_it"], kernel=["k:do_open"], **FILP)
+    kept = [capture.alloc(1, 4096, layer="host", kind="mmap_anon", api="mmap") for _ in range(7)]
+    capture.free(kept[0], 8)
+    last = {}
+    for name, one in (("stream", capture), ("census", census_of(capture, 0.5))):
+        events = trace(tmp_path / f"{name}.json", one.write(tmp_path / f"{name}.lscope"))["traceEvents"]
+        points = of(events, "C", name="live bytes", pid=100)
+        last[name] = {layer: value for e in points for layer, value in e["args"].items()}
+    assert last["census"] == last["stream"] == {"kernel": 53 * 128, "host": 6 * 4096}
 
 
 def test_ranges_that_cross_and_hostile_names(tmp_path: Path) -> None:
