@@ -33,7 +33,7 @@ demo: samples nvtx
 	@$(BIN)/python samples/demo.py
 
 # Two processes: one for all that records, the other for the rest.
-TESTS := $(BIN)/python -m pytest -n 2 --dist loadgroup
+TESTS := $(BIN)/python -m pytest -n 2
 
 test: samples programs
 	@tools/system-packages.sh test

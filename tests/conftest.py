@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -118,11 +120,7 @@ at each recording, so the others are left out unless LEAKSCOPE_TEST_LOADER=both 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """No test records without saying so: the marker and the fixtures go together. Leaves out most recordings by bcc.
-
-    Where tests run in several processes (`pytest -n`), all that record stay in one of them, one after another, and each
-    other module in one.
-    """
+    """No test records without saying so: the marker and the fixtures go together. Leaves out most recordings by bcc."""
     if not os.environ.get("LEAKSCOPE_TEST_LOADER"):
         wanted = [item for item in items if not _by_bcc(item) or item.path.stem in BOTH_LOADERS]
         left_out = [item for item in items if item not in set(wanted)]
@@ -134,8 +132,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"{item.nodeid}: marked bpf, but asks for neither of the fixtures bpf, can_record")
         if "bpf" in names:
             item.add_marker("bpf")
-        records = {"bpf", "can_record", "core"} & set(names)
-        item.add_marker(pytest.mark.xdist_group("recording" if records else item.path.stem))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where tests run in several processes (`pytest -n`), the modules that record stay in one of them, one after
+    another, and each other module in one. (`--dist loadgroup` of pytest-xdist 3.8 groups nothing under pytest 9.2.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByRecording(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            module = nodeid.split("::", 1)[0]
+            return "recording" if _records(config.rootpath / module) else module
+
+    return ByRecording(config, log)
+
+
+@cache
+def _records(module: Path) -> bool:
+    return bool(re.search(r"\b(bpf|can_record)\b", module.read_text()))
 
 
 @pytest.fixture(scope="session")

@@ -58,9 +58,9 @@ def watch(t: np.ndarray, value: np.ndarray, hours: int) -> list[Interim]:
 
 
 def test_a_leak_of_48_6_mib_an_hour_is_found_within_12_hours() -> None:
-    # given 1 GiB with noise of 1 %: of 6 GiB it would be a tenth in 12 hours, as much as a daily wave
+    # given half a GiB with noise of 1 %: of 6 GiB it would be a tenth in 12 hours, as much as a daily wave
     t = np.arange(0, 12 * HOUR, 30.0)
-    rss = GIB + 48.6 * MIB_H * t + autoregressive(np.random.default_rng(5), len(t), 0.9, 0.01 * GIB)
+    rss = 0.5 * GIB + 48.6 * MIB_H * t + autoregressive(np.random.default_rng(5), len(t), 0.9, 0.005 * GIB)
 
     found = watch(t, rss, 12)
 

@@ -40,13 +40,16 @@ CONFIRMING_SHARE = 0.15
 more…"""
 CONFIRMED_SHARE = 0.75
 """…and must stand at this share of them, this one included."""
-WAVE_SHARE = 0.05
+WAVE_SHARE = 0.07
 HALF_DAY_SHARE = 0.003
-START_UP_SHARE = 0.12
+START_UP_SHARE = 0.2
 """Prior standard deviations of a wave of 24 hours and of 12, and of a start-up, as shares of the level: a daily swing
-of 20 % is two of it."""
+of 28 % is two of it."""
 START_UP_S = 2 * 3600.0
 """Time constant of the start-up: caches, pools and workers of a service are there within hours."""
+SETTLED_S = 3 * START_UP_S
+UNSETTLED_FACTOR = 2.0
+"""Before a start-up has settled (95 % of it) this many times the score is asked for: its shape is not yet known."""
 MIN_POINTS = 8
 MAX_HINGE = 0.8
 LEAST_NOISE = 1e-6
@@ -103,7 +106,7 @@ def judge_interim(
 ) -> Interim:
     """Judge the readings so far. ``before``: what the look before this one returned (None: there was none)."""
     alpha = looks.next(elapsed_s)
-    needed = needed_score(alpha)
+    needed = needed_score(alpha) * (UNSETTLED_FACTOR if elapsed_s < SETTLED_S else 1.0)
     book = Book(counters)
     judged = judge(counters, book)
     score = evidence(book[_followed(book, judged)])
