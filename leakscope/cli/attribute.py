@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leakscope.cli.live import DurationOption, PoolOption, collect_sources, split_evidence
+from leakscope.cli.live import DurationOption, PoolOption
 from leakscope.errors import BadInputError, ExitCode
 from leakscope.model.words import LAYERS
 
 if TYPE_CHECKING:
     from leakscope.capture import Capture
+    from leakscope.cli.evidence import Gathered
     from leakscope.detect.attribution import Options
     from leakscope.model.results import Report
 
@@ -122,38 +123,25 @@ def report_of(
     pool_blocks: int | None = None,
     *,
     runs: bool = False,
+    gathered: Gathered | None = None,
 ) -> Report:
     """The report of everything together. Files of other tools and live sources go into a capture for this once; beside
-    captures, those without memory events give no verdict of their own. ``runs``: also what the runs did."""
-    import secrets
+    captures, those without memory events give no verdict of their own. ``runs``: also what the runs did. ``gathered``:
+    the evidence, where it is open already."""
     from contextlib import ExitStack
     from dataclasses import replace
 
     import duckdb
 
-    from leakscope.capture import Capture
-    from leakscope.capture.reader import scratch_directory
+    from leakscope.cli.evidence import gather
     from leakscope.detect.combine import combine
     from leakscope.detect.runs import run_of
     from leakscope.detect.together import attribute_together
-    from leakscope.ingest import Options as ImportOptions
-    from leakscope.ingest import import_files, kind_of
 
-    addresses, given = split_evidence(evidence)
-    missing = next((path for path in given if not path.exists()), None)
-    if missing is not None:
-        raise BadInputError(f"{missing}: no such file or capture")
-    files = [path for path in given if kind_of(path) is not None]
-    paths = [path for path in given if path not in files]
-    captures = [_opened(path) for path in paths]
-    inputs = [[_input(capture, path)] for capture, path in zip(captures, paths, strict=True)]
-    imported = []
-    if files or addresses:
-        scratch = Path(scratch_directory()) / f"imported-{secrets.token_hex(4)}.lscope"
-        imported = collect_sources(addresses, scratch, duration_s)
-        if files:
-            imported += import_files(files, scratch, ImportOptions(pid=options.pid, pool_blocks=pool_blocks))
-        captures.append(Capture.open(scratch))
+    gathered = gathered or gather(evidence, duration_s, pool_blocks, options.pid)
+    captures, imported = gathered.captures, gathered.imported
+    inputs = [[_input(capture, path)] for capture, path in zip(captures, gathered.paths, strict=False)]
+    if imported:
         inputs.append([file.to_json() | {"mem_events": file.rows.get("mem_events", 0)} for file in imported])
     try:
         with ExitStack() as stack:
@@ -167,21 +155,12 @@ def report_of(
     for report, of_report in zip(reports, inputs, strict=True):
         report.inputs = of_report
     if imported:
-        if not captures[-1].rows("mem_events") and paths:
+        if not captures[-1].rows("mem_events") and gathered.paths:
             reports[-1].judged = False
         said = tuple(f"{file.source.name}: {finding}" for file in imported for finding in file.findings)
         verdict = reports[-1].verdict
         reports[-1].verdict = replace(verdict, missing=(*verdict.missing, *said))
     return combine(reports)
-
-
-def _opened(path: Path) -> Capture:
-    from leakscope.capture import Capture
-
-    try:
-        return Capture.open(path)
-    except BadInputError as error:
-        raise BadInputError(f"{error}; nor is it a report that 'leakscope import' knows") from None
 
 
 def _input(capture: Capture, path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from leakscope.errors import BadInputError
@@ -22,17 +23,27 @@ def write_whole(path: Path, text: str) -> None:
     Raises BadInputError where there is no such folder, OSError where the disk is full; what was at ``path`` is then as
     before.
     """
+    with written_aside(path) as aside:
+        aside.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+@contextlib.contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """A name beside ``path`` to write to, renamed to it at the end; a device or pipe itself.
+
+    Whatever is raised inside, a file at ``path`` is as before. Raises BadInputError where there is no such folder.
+    """
     from leakscope.capture.place import aside_of
 
     require_place(path)
     if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        yield path
         return
     aside = aside_of(path)
     try:
-        aside.write_text(text, encoding="utf-8", errors="backslashreplace")
+        yield aside
         aside.replace(path.resolve())
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             aside.unlink()
         raise

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     import duckdb
 
 MAX_SITES = 1000
-"""Sites that a report lists for each capture, those with most kept bytes first."""
+"""Sites that a report lists for each capture unless told otherwise, those with most kept bytes first."""
 
 EVENTS_ZERO_NS = 1_000_000_000
 """Time zero of event files of others; recordings begin at their own start."""
@@ -81,6 +81,7 @@ class Options:
     limit_bytes: float | None = None  # of memory, to forecast when leaks reach it; None: what the evidence says
     wrappers: WrapperRules = NO_RULES  # of the user, beside the built-in table
     iterations: Iterations | None = None  # judge what these leave behind, in place of growth over time
+    sites: int = MAX_SITES  # listed for each capture, those with most kept bytes first
 
 
 def attribute(
@@ -125,7 +126,7 @@ def attribute(
         judged, ancestors = find_scattered(con, held, judged, lives, hidden, options.warm_up_s)
 
     growing = judged.loc[judged["state"] >= State.UNCLEAR, "site"].unique()
-    listed = sites.head(MAX_SITES)
+    listed = sites.head(options.sites)
     listed = pd.concat([listed, sites.iloc[len(listed) :][lambda s: s["site"].isin(growing)]])
     callers = listed[(listed["layer"] != "kernel") & (listed["live_bytes"] > 0)].head(options.chains)
     kernel = listed[(listed["layer"] == "kernel") & (listed["live_bytes"] > 0) & (listed["call_site"] > 0)]
