@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from leakscope.errors import OutputIncompleteError
 from leakscope.model.manifest import Source
 from leakscope.model.recording import Loss, Progress
 from leakscope.record import records, sampling, scope
-from leakscope.record.census import Census, CensusReader, Counts, Live, Schedule
+from leakscope.record.census import Census, CensusReader, Readouts, Schedule
 from leakscope.record.child import Command
 from leakscope.record.clocks import monotonic_ns, read_anchor
 from leakscope.record.decode.calls import Calls
@@ -38,7 +37,7 @@ from leakscope.record.probes.libraries import FunctionProbes, libraries_before_s
 from leakscope.record.probes.nvtx import MarkProbes
 from leakscope.record.processes import Process, Processes, process_exists
 from leakscope.record.python.stacks import PythonStacks
-from leakscope.record.ring import Ring
+from leakscope.record.rings import Rings
 from leakscope.record.sampler_thread import SamplerThread
 from leakscope.record.samplers import SamplerSet
 from leakscope.record.samplers.rss_peaks import rss_peaks
@@ -94,7 +93,6 @@ class Session:
         self.warnings: list[str] = []
         self.read_events = 0
         self._lock = threading.Lock()
-        self._counting = threading.Lock()
 
         config = loading.config
         self._config_scope = config.scope
@@ -154,17 +152,8 @@ class Session:
         self._small = calls.mappings
         self._counters = Counters(self._programs.map("counters"))
         self._rss = self._programs.map("rss")
-        self._mem_ring = Ring(self._programs.map("mem_ring").fd, config.mem_ring_bytes, records.MEM_RECORD)
-        self._call_ring = Ring(self._programs.map("call_ring").fd, config.call_ring_bytes, records.CALL_RECORD)
-        dump_ring = self._programs.map("dump_ring")
-        self._dump_ring = Ring(dump_ring.fd, dump_ring.entries, records.DUMP_RECORD)
+        self._rings = Rings(self._programs, config)
         self._unwound = UnwoundStacks(self._interner, self._spaces, self._programs.map("unwound_paths"))
-        python_ring = self._programs.map("python_ring")
-        mark_ring = self._programs.map("mark_ring")
-        self._mark_ring = Ring(mark_ring.fd, mark_ring.entries, records.MARK_RECORD)
-        self._python_ring = Ring(python_ring.fd, python_ring.entries, records.PYTHON_RECORD)
-        self._python_poll = select.poll()
-        self._python_poll.register(python_ring.fd, select.POLLIN)
         self._batch = Batch(monotonic_ns())
         self._batch_rows = 0
         self._flushed_at = time.monotonic()
@@ -209,21 +198,21 @@ class Session:
         attach_ms = (time.perf_counter() - began) * 1e3
         source.facts.update(load_ms=round(loading.milliseconds, 1), attach_ms=round(attach_ms, 1))
         # What a census does not read out in time is not known by time.
-        self._sampler_thread = SamplerThread(self._sample, preferred=self._census_reader is not None)
+        self._sampler_thread = SamplerThread(self._sample, preferred=self._readouts is not None)
         source.start_ns = monotonic_ns()
         source.anchors.append(read_anchor())
         source.probes = list(self._attachments.names)
         writer.save_manifest()
 
-    _census_reader: CensusReader | None = None
+    _readouts: Readouts | None = None
 
     def _begin_census(self, columns: EventColumns, objects: KernelObjects) -> Census:
         give_large_blocks_back()
         began_ns, interval_ns = monotonic_ns(), int(self._options.interval_s * 1e9)
-        self._readouts: list[Counts | Live] = []
-        self._census_reader = CensusReader(self._programs, began_ns, interval_ns)
+        reader = CensusReader(self._programs, began_ns, interval_ns)
+        self._readouts = Readouts(reader)
         return Census(
-            self._census_reader,
+            reader,
             columns,
             objects,
             self._interner,
@@ -233,23 +222,6 @@ class Session:
             interval_ns=interval_ns,
             sampled=self._options.sample_bytes > 0,
         )
-
-    def _read_counts(self) -> int:
-        """Take what a census has counted; the time of it. Counts are handed on in the order of their times."""
-        if self._census_reader is None:
-            return monotonic_ns()
-        with self._counting:
-            ts_ns = monotonic_ns()
-            counts = self._census_reader.counts(ts_ns)
-            with self._lock:
-                self._readouts.append(counts)
-        return ts_ns
-
-    def _read_live(self, *, last: bool = False) -> None:
-        if self._census_reader is not None:
-            live = self._census_reader.live(monotonic_ns(), sweep=not last)
-            with self._lock:
-                self._readouts.append(live)
 
     def _add_member(self, pid: int, role: str) -> None:
         scope.add_target(self._targets, pid)
@@ -270,17 +242,15 @@ class Session:
     def drain(self) -> None:
         """Read all rings once and hand a batch to the sink when it is due."""
         launches = self._launches.read_launches() if self._launches else []
-        readouts: list[Counts | Live] = []
-        if self._census_reader is not None:
-            with self._lock:  # before the rings: they then hold all that was before these readouts
-                readouts, self._readouts = self._readouts, []
-        objects = self._mem_ring.read()
+        # Before the rings: they then hold all that was before these readouts.
+        readouts = self._readouts.take() if self._readouts else []
+        objects = self._rings.objects.read()
         # After the objects: whatever ended before these frees is then in the calls already.
-        calls = self._call_ring.read()
-        marks = self._mark_ring.read()
+        calls = self._rings.calls.read()
+        marks = self._rings.marks.read()
         kernels = self._launches.read_kernels() if self._launches else []
         # After the events that name them, and before the mappings that they need.
-        dumps = self._dump_ring.read(at_most=1024)
+        dumps = self._rings.dumps.read(at_most=1024)
         side_band = self._side_band.read()
         # Before its stacks: a process is known by its mapping. After all events: a stack is sent before what names it.
         self._python.follow(side_band)
@@ -289,7 +259,7 @@ class Session:
                 self._libraries.on_map(event)
             elif self.heap is not None:
                 self.heap.follow(event)
-        self._python.resolve(self._python_ring.read())
+        self._python.resolve(self._rings.python.read())
         self.read_events += len(objects) + len(calls)
         with self._lock:
             batch = self._batch
@@ -316,8 +286,8 @@ class Session:
         self._flush()
 
     def wait(self, seconds: float) -> None:
-        """Sleep until the next drain is due: at once for a Python stack, as its code objects may be freed soon."""
-        self._python_poll.poll(seconds * 1000)
+        """Sleep until the next drain is due: at once for a Python stack."""
+        self._rings.wait(seconds)
 
     def _flush(self) -> None:
         with self._lock:
@@ -330,13 +300,13 @@ class Session:
     def request_sample(self) -> None:
         """Ask the sampler thread for one reading. While it is behind, what a census has counted is read here: the
         samplers make many short system calls, each of which may wait for another thread."""
-        if self._sampler_thread.busy:
-            self._read_counts()
-        else:
+        if not self._sampler_thread.busy:
             self._sampler_thread.request()
+        elif self._readouts:
+            self._readouts.read_counts()
 
     def _sample(self, everything: bool) -> None:
-        ts_ns = self._read_counts()
+        ts_ns = self._readouts.read_counts() if self._readouts else monotonic_ns()
         if self._options.cgroup and self._followed is None:
             for pid in scope.cgroup_members(self._options.cgroup):
                 if not self.processes.belongs(pid):
@@ -350,7 +320,8 @@ class Session:
             self._batch.samples += [table for table in tables if table.num_rows]
         if self._on_samples:
             self._on_samples(Sampled(self._source, tables[0], self.processes.lives()))
-        self._read_live()
+        if self._readouts:
+            self._readouts.read_live()
 
     def follow(self) -> bool:
         """Take in what has come in the place of targets that ended; False where only a new recording can."""
@@ -381,7 +352,7 @@ class Session:
             events_per_s,
             dict(self.totals.live_bytes),
             self._counters.total("mem_dropped") + self._counters.total("call_dropped"),
-            max(self._mem_ring.fill_share(), self._call_ring.fill_share()),
+            self._rings.fill_share(),
         )
 
     def detach(self) -> None:
@@ -402,9 +373,9 @@ class Session:
             self._sampler_thread.read_now(everything=True)
         if self._recursion is None:
             self.detach()
-        if self.sink.error is None:
-            self._read_counts()
-            self._read_live(last=True)
+        if self.sink.error is None and self._readouts:
+            self._readouts.read_counts()
+            self._readouts.read_live(last=True)
         for _ in range(64):
             before = self.read_events
             self.drain()
@@ -442,7 +413,7 @@ class Session:
 
     def _facts(self) -> dict[str, Any]:
         return {
-            "events_produced": sum(ring.submitted() for ring in (self._mem_ring, self._call_ring))
+            "events_produced": self._rings.submitted()
             + sum(self._counters.total(name) for name in ("mem_dropped", "call_dropped")),
             "events_read": self.read_events,
             "kmalloc_caches_by_size_and_flags": self._sites.caches_by_size_and_flags,
@@ -456,31 +427,15 @@ class Session:
         }
 
     def _losses(self, lines: Lines) -> list[Loss]:
-        losses = self._counters.losses() + self._counters.left_out() + (self._recursion or [])
-        if self._small.small_objects:
-            detail = f"mappings smaller than --min-size: {self._small.small_bytes:,} bytes"
-            losses.append(Loss("mappings", "below_min_size", self._small.small_objects, detail))
-        losses += [Loss(probe, what, count, detail) for probe, what, count, detail in self._samplers.losses()]
-        losses += self._sampler_thread.losses()
-        losses += [Loss(probe, "attach_failed", 1, reason) for probe, reason in self._attachments.failed]
+        losses = self._counters.losses() + self._counters.left_out() + (self._recursion or []) + self._small.losses()
+        losses += (
+            [Loss(*row) for row in self._samplers.losses()] + self._sampler_thread.losses() + self._attachments.losses()
+        )
         losses += self.heap.losses() if self.heap is not None else []
         losses += self._launches.losses() if self._launches else []
-        if self._side_band.lost:
-            losses.append(Loss("side-band", "sideband_lost", self._side_band.lost, "mappings or forks not seen"))
-        if unresolved := self._interner.unresolved_frames - lines.named:
-            losses.append(Loss("symbols", "symbol_unresolved", unresolved, "frames without a name"))
-        losses += lines.losses()
-        unnamed = self._python.unavailable
-        if unnamed:
-            detail = "stacks: " + "; ".join(f"{count} {reason}" for reason, count in unnamed.most_common())
-            losses.append(Loss("python frames", "python_frames_unavailable", unnamed.total(), detail))
-        if self._mark_rows.unknown:
-            detail = "ranges without a name: they began before the recording, or their beginning was lost"
-            losses.append(Loss("NVTX ranges", "mark_lost", self._mark_rows.unknown, detail))
-        losses += unwind_losses(self._options.unwind, self._unwound)
-        if self._interner.missing_stacks:
-            losses.append(Loss("stack maps", "stack_miss", self._interner.missing_stacks, "stacks gone when read"))
-        return losses
+        losses += self._side_band.losses() + self._interner.losses(named_since=lines.named) + lines.losses()
+        losses += self._python.losses() + self._mark_rows.losses()
+        return losses + unwind_losses(self._options.unwind, self._unwound)
 
     def close(self) -> None:
         """Give everything back; safe to call twice and after an error."""

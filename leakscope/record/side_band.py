@@ -11,6 +11,7 @@ import os
 import struct
 from dataclasses import dataclass
 
+from leakscope.model.recording import Loss
 from leakscope.record.kernel import perf
 
 _RECORD_LOST, _RECORD_COMM, _RECORD_EXIT, _RECORD_FORK, _RECORD_MMAP2 = 2, 3, 4, 7, 10
@@ -54,6 +55,10 @@ class SideBand:
                 build_id = False
                 fd = perf.open_side_band(cpu, build_id=False)
             self._rings.append((fd, mmap.mmap(fd, mmap.PAGESIZE + self._bytes)))
+
+    def losses(self) -> list[Loss]:
+        """What the kernel says it lost."""
+        return [Loss("side-band", "sideband_lost", self.lost, "mappings or forks not seen")] if self.lost else []
 
     def read(self) -> list[SideBandEvent]:
         """Everything that is ready, oldest first."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from leakscope.model.recording import Loss
 from leakscope.record import records
 from leakscope.record.decode.columns import CAUSE_CODES, KIND_CODES, LAYER_CODES, OP_CODES, EventColumns
 from leakscope.record.decode.marks import mark_ids
@@ -73,6 +74,13 @@ class Mappings:
         self._ranges: dict[int, Ranges] = {}  # by pid
         self._breaks: dict[int, Ranges] = {}
         self.unmatched_frees = 0
+
+    def losses(self) -> list[Loss]:
+        """What was left out."""
+        if not self.small_objects:
+            return []
+        detail = f"mappings smaller than --min-size: {self.small_bytes:,} bytes"
+        return [Loss("mappings", "below_min_size", self.small_objects, detail)]
 
     def rows(self, batch: np.ndarray, ends: Sequence[ProcessEnd] = ()) -> np.ndarray:
         """ROW array of a batch of CALL_RECORD of types CALL_MAP and CALL_MAP_FREE.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
+from leakscope.model.recording import Loss
 from leakscope.model.tables import MARKS
 from leakscope.record import records
 from leakscope.record.decode.columns import Words, distinct
@@ -39,6 +40,11 @@ class Marks:
         self._texts: list[str] = []
         self._domains = Words()
         self.unknown = 0
+
+    def losses(self) -> list[Loss]:
+        """Ranges that are not known."""
+        detail = "ranges without a name: they began before the recording, or their beginning was lost"
+        return [Loss("NVTX ranges", "mark_lost", self.unknown, detail)] if self.unknown else []
 
     def rows(self, batch: np.ndarray) -> pa.Table:
         """`marks` rows of the ranges that ended in a batch, and of its marks (as ranges of no length)."""

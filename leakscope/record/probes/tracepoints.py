@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from leakscope.model.recording import Loss
 from leakscope.record.kernel import bpf, perf
 from leakscope.record.kernel.btf import KernelTypes
 from leakscope.record.kernel.syscalls import wait_for_grace_period
@@ -67,6 +68,10 @@ class Attachments:
     names: list[str] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
     _closing: threading.Thread | None = None
+
+    def losses(self) -> list[Loss]:
+        """What could not be attached."""
+        return [Loss(probe, "attach_failed", 1, reason) for probe, reason in self.failed]
 
     def detach(self) -> None:
         """End all links: no program runs afterwards.

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from leakscope.model.recording import Loss
 from leakscope.record.kernel.bpf import Map
 from leakscope.record.mapped import MappedFile
 from leakscope.record.python.code_objects import (
@@ -77,6 +78,13 @@ class PythonStacks:
             if file.executable and is_interpreter_name(path := file.path.removesuffix(" (deleted)")):
                 with self._lock:
                     self._mapped(pid, file.start, file.file_offset, path)
+
+    def losses(self) -> list[Loss]:
+        """Stacks without names, by reason."""
+        if not self.unavailable:
+            return []
+        detail = "stacks: " + "; ".join(f"{count} {reason}" for reason, count in self.unavailable.most_common())
+        return [Loss("python frames", "python_frames_unavailable", self.unavailable.total(), detail)]
 
     def follow(self, events: Iterable[SideBandEvent]) -> None:
         """Apply side-band events, in their order."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
+from leakscope.model.recording import Loss
 from leakscope.model.tables import FRAMES, STACKS
 from leakscope.record.records import STACK_DUMP_BIT
 from leakscope.record.symbols.address_space import AddressSpace, AddressSpaces, Module
@@ -207,6 +208,15 @@ class Interner:
             return []
         addresses = struct.unpack(f"={len(raw) // 8}Q", raw)
         return list(addresses[: addresses.index(0)] if 0 in addresses else addresses)
+
+    def losses(self, named_since: int = 0) -> list[Loss]:
+        """Frames without a name, apart from those that got one later, and stacks that were gone."""
+        losses = []
+        if unresolved := self.unresolved_frames - named_since:
+            losses.append(Loss("symbols", "symbol_unresolved", unresolved, "frames without a name"))
+        if self.missing_stacks:
+            losses.append(Loss("stack maps", "stack_miss", self.missing_stacks, "stacks gone when read"))
+        return losses
 
     def take_new_rows(self) -> tuple[pa.Table, pa.Table]:
         """(frames, stacks) that were added since the last call."""
