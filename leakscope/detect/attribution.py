@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -20,25 +19,15 @@ from leakscope.correlate.joins.driver import JoinOptions
 from leakscope.correlate.joins.links import SiteLinks, identity_of, with_kernels, with_links
 from leakscope.correlate.lives import process_lives, source_bounds
 from leakscope.correlate.marks import range_links, site_ranges
-from leakscope.correlate.mixed_stacks import merge, unify_stacks
+from leakscope.correlate.mixed_stacks import unify_stacks
 from leakscope.correlate.nesting import nesting
-from leakscope.correlate.sites import Holdings, folded_cache, holdings, merge_sites
-from leakscope.correlate.stacks import Frame, Stacks
+from leakscope.correlate.sites import Holdings, holdings, merge_sites
+from leakscope.correlate.stacks import Stacks
 from leakscope.correlate.touches import graph_launches, touches_by_site
 from leakscope.correlate.visibility import frees_visible
 from leakscope.correlate.wrapper_rules import NO_RULES, WrapperRules
-from leakscope.correlate.wrappers import (
-    ALLOCATOR,
-    CONTAINERS,
-    THREAD_START,
-    culprit,
-    entry_of,
-    inside_slab_allocator,
-    is_deferred,
-    is_plumbing,
-)
 from leakscope.detect import growth
-from leakscope.detect.findings import Names, find, overall
+from leakscope.detect.findings import find, overall
 from leakscope.detect.iterations import (
     Iterations,
     frees_proven,
@@ -48,10 +37,11 @@ from leakscope.detect.iterations import (
     sites_by_iteration,
 )
 from leakscope.detect.judge import CONFIRMED_SHARE, NOT_JUDGED, State, judge
+from leakscope.detect.listed_sites import listed_site, site_ids, site_names, site_rates
 from leakscope.detect.losses import Loss, at_risk, hidden_frees, hidden_frees_of_sites
 from leakscope.detect.scattered import find_scattered
 from leakscope.model.manifest import Manifest
-from leakscope.model.results import Chain, Growth, LayerTotal, Report, Row, Site, Verdict
+from leakscope.model.results import Chain, Growth, LayerTotal, Report, Row, Verdict
 from leakscope.model.words import KINDS_NOT_ADDED, LAYERS
 
 if TYPE_CHECKING:
@@ -62,8 +52,6 @@ MAX_SITES = 1000
 
 EVENTS_ZERO_NS = 1_000_000_000
 """Time zero of event files of others; recordings begin at their own start."""
-CONTAINER_DEPTH = 4
-"""Innermost frames among which the growth of a container is looked for."""
 ONLY_SHOWN = (
     "all memory in the evidence is of kinds that are shown and not judged (blocks of an allocator's pool, pages)"
 )
@@ -147,23 +135,27 @@ def attribute(
     )
     in_call = set(zip(*(nested.above[c] for c in ("kernel_stack", "user_stack", "python_stack")), strict=True))
     shared = shared_with_freeing(leaking, freeing, stacks)
-    names = {int(r["site"]): _names(r, stacks, in_call, shared.get(int(r["site"]), 0)) for _, r in listed.iterrows()}
+    names = {
+        int(r["site"]): site_names(r, stacks, in_call, shared.get(int(r["site"]), 0)) for _, r in listed.iterrows()
+    }
     names |= {
         site: names[site]._replace(culprit=text, function="") for site, text in ancestors.items() if site in names
     }
-    ids = _site_ids(listed, names)
+    ids = site_ids(listed, names)
     findings = find(judged, held.table, names, lives)
     if options.iterations is not None:
         findings = [in_iterations(f, judged, len(options.iterations.windows)) for f in findings]
     findings = [_with_ids(f, ids) for f in findings]
-    rates = _site_rates(judged)
+    rates = site_rates(judged)
     if options.iterations is not None:
         rates = sites_by_iteration(rates, judged)
     courses = judged.groupby("site")["state"].max()
     level = set(courses.index[courses == State.PLATEAU])
     row_of = {int(row["site"]): row for _, row in listed.iterrows()}
     reported = {
-        int(row["site"]): _site(row, ids[int(row["site"])], names[int(row["site"])], rates, int(row["site"]) in level)
+        int(row["site"]): listed_site(
+            row, ids[int(row["site"])], names[int(row["site"])], rates, int(row["site"]) in level
+        )
         for _, row in listed.iterrows()
     }
     paths = site_ranges(con, listed, lives, objects_unit(con))
@@ -285,95 +277,11 @@ def _repaired(sites: pd.DataFrame) -> dict[str, int]:
     return {str(layer): int(count) for layer, count in mended.groupby("layer")["reuse_objects"].sum().items()}
 
 
-def _names(row: pd.Series, stacks: Stacks, in_call: set[tuple[int, int, int]], shared: int = 0) -> Names:
-    user, python = stacks[row["user_stack"]], stacks[row["python_stack"]]
-    kernel = stacks[row["kernel_stack"]]
-    # Recordings know the kernel function that called the allocator; files of others have kernel stacks alone.
-    frame = culprit(user, python, kernel, shared, kernel_only=not user and not python and not row["call_site"])
-    texts = tuple(f.text for f in [*merge(user, python), *kernel])
-    identity = (row["kernel_stack"], row["user_stack"], row["python_stack"])
-    return Names(
-        culprit=frame.text if frame and _names_the_caller(frame, python or user or kernel) else "",
-        function=f"{frame.function} ({frame.file})" if frame and frame.kind != "python" and frame.file else "",
-        stack=texts,
-        application=frame is not None and frame.kind != "kernel" and not is_plumbing(frame),
-        entry=entry_of(kernel),
-        in_cuda_call=row["layer"] == "kernel" and identity in in_call,
-        of_slabs=row["layer"] == "kernel" and inside_slab_allocator(kernel),
-        allocator=any(ALLOCATOR.fullmatch(f.function) for f in user),
-        container=any(CONTAINERS.fullmatch(f.function) for f in (python or user)[-CONTAINER_DEPTH:]),
-        thread_stack=any(THREAD_START.fullmatch(f.function) for f in user),
-        deferred=row["layer"] == "kernel" and is_deferred(kernel),
-    )
-
-
-def _names_the_caller(frame: Frame, stack: Sequence[Frame]) -> bool:
-    """Whether the culprit is known: not without a name, nor where only the way in has one and the rest is lost."""
-    if frame.text == Frame("").text:
-        return False
-    inside = list(stack)[list(stack).index(frame) + 1 :] if frame in stack else []
-    lost = sum(f.text == Frame("").text for f in inside)
-    return lost <= len(stack) // 2
-
-
-def _site_ids(listed: pd.DataFrame, names: dict[int, Names]) -> dict[int, str]:
-    """Site number → an id that depends only on what the site is: the same in every recording of it."""
-    ids: dict[int, str] = {}
-    taken: dict[str, int] = {}
-    for _, row in listed.iterrows():
-        what = [row["layer"], row["kind"], row["api"], row["slab_cache"], *names[int(row["site"])].stack]
-        name = f"{row['layer'][:1]}-{hashlib.sha256(chr(0).join(what).encode()).hexdigest()[:8]}"
-        taken[name] = taken.get(name, 0) + 1
-        ids[int(row["site"])] = name if taken[name] == 1 else f"{name}.{taken[name]}"
-    return ids
-
-
 def _with_ids(finding: Verdict, ids: dict[int, str]) -> Verdict:
     return replace(
         finding,
         sites=tuple(ids[int(s)] for s in finding.sites),
         consequences=tuple(ids[int(s)] for s in finding.consequences),
-    )
-
-
-def _site_rates(judged: pd.DataFrame) -> dict[int, Growth]:
-    rates: dict[int, Growth] = {}
-    squares = judged.assign(below=(judged["rate"] - judged["low"]) ** 2, above=(judged["high"] - judged["rate"]) ** 2)
-    for site, row in squares.groupby("site")[["rate", "below", "above"]].sum().iterrows():
-        rates[int(site)] = Growth(  # type: ignore[call-overload]
-            "live", row["rate"], row["rate"] - row["below"] ** 0.5, row["rate"] + row["above"] ** 0.5
-        )
-    return rates
-
-
-def _site(row: pd.Series, site_id: str, names: Names, rates: dict[int, Growth], levelled_off: bool) -> Site:
-    share = float(row["free_seen_share"])
-    visible = bool(row["visible"])
-    return Site(
-        id=site_id,
-        layer=row["layer"],
-        kind=row["kind"],
-        api=row["api"],
-        slab_cache=folded_cache(row["slab_cache"]),
-        stack=list(names.stack),
-        culprit_frame=names.culprit,
-        live_bytes=int(row["live_bytes"]),
-        live_objects=int(row["live_objects"]),
-        allocated_bytes=int(row["alloc_bytes"]),
-        allocated_objects=int(row["alloc_objects"]),
-        kept_share=float(row["kept_share"]),
-        first_ns=int(row["first_ns"]),
-        last_ns=int(row["last_ns"]),
-        free_seen_share=None if np.isnan(share) else share,
-        frees_visible=visible,
-        outlives_process_bytes=int(row["outlives_bytes"]) if visible else 0,
-        ended_with_process_bytes=int(row["ended_bytes"]),
-        processes=int(row["processes"]),
-        stack_sampled=bool(row["sampled"]),
-        standard_error_bytes=float(row["standard_error_bytes"]),
-        growth=rates.get(int(row["site"])),
-        bytes_sampled=float(row["stands_for"]) > 1.0,
-        levelled_off=levelled_off,
     )
 
 
