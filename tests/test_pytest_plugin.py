@@ -238,7 +238,8 @@ def test_a_host_without_the_privilege_says_so_and_judges_by_counters(
     # when they run where nothing may be recorded
     # (the interpreter's own name may lie where nobody can look)
     run = (
-        "import os, sys, pytest\nplaces = (sys.executable, f'/usr/bin/python3.{sys.version_info.minor}')\n"
+        "import os, sys, pytest\nos.environ['PYTEST_DISABLE_PLUGIN_AUTOLOAD'] = '1'\n"
+        "places = (sys.executable, f'/usr/bin/python3.{sys.version_info.minor}')\n"
         "sys.executable = next(place for place in places if os.access(place, os.X_OK))\n"
         "sys.exit(pytest.main(sys.argv[1:]))"
     )

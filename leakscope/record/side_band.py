@@ -9,9 +9,11 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from leakscope.model.recording import Loss
+from leakscope.record.clocks import monotonic_ns
 from leakscope.record.kernel import perf
 
 _RECORD_LOST, _RECORD_COMM, _RECORD_EXIT, _RECORD_FORK, _RECORD_MMAP2 = 2, 3, 4, 7, 10
@@ -43,6 +45,7 @@ class SideBand:
 
     def __init__(self, pages: int = 256) -> None:
         self.lost = 0
+        self._held: list[SideBandEvent] = []
         self._bytes = pages * mmap.PAGESIZE
         self._rings: list[tuple[int, mmap.mmap]] = []
         build_id = True
@@ -61,8 +64,14 @@ class SideBand:
         return [Loss("side-band", "sideband_lost", self.lost, "mappings or forks not seen")] if self.lost else []
 
     def read(self) -> list[SideBandEvent]:
-        """Everything that is ready, oldest first."""
-        events: list[SideBandEvent] = []
+        """Everything up to now, oldest first.
+
+        What comes while the rings are read waits for the next time: a ring that was read already may hold what was
+        before it. (A thread that moves to another CPU within an exec maps its program there: told before its exec, the
+        mapping would be dropped with those of the old program.)
+        """
+        now_ns = monotonic_ns()
+        events, self._held = self._held, []
         for _, ring in self._rings:
             head = struct.unpack_from("=Q", ring, _HEAD_OFFSET)[0]
             tail = struct.unpack_from("=Q", ring, _TAIL_OFFSET)[0]
@@ -74,7 +83,9 @@ class SideBand:
                 tail += size
             struct.pack_into("=Q", ring, _TAIL_OFFSET, tail)
         events.sort(key=lambda event: event.ts_ns)
-        return events
+        ready = bisect_right(events, now_ns, key=lambda event: event.ts_ns)
+        self._held = events[ready:]
+        return events[:ready]
 
     def _at(self, ring: mmap.mmap, position: int, size: int) -> bytes:
         start = position % self._bytes
