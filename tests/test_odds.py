@@ -27,7 +27,9 @@ def floor(hours: float, seed: int = 1, noise: float = 0.005) -> tuple[np.ndarray
 
 def test_the_closed_form_is_the_integral_over_all_courses() -> None:
     # given few courses, so that each can be integrated over by itself
-    priors = Priors(wave=(0.1,), start_up=((0.15, 0.08, 1.0),), constants_h=(1.5,), ended=(0.5,), hinges=(0.25,))
+    priors = Priors(
+        wave=(0.1,), start_up=((0.15, 0.08, 1.0),), constants_h=(1.5,), ended=((0.0, 0.5),), hinges=((0.25, 1.0),)
+    )
     t, value = floor(10.0)
     t, value = t[::5], (value + 0.01 * GIB * t / HOUR)[::5]
     hours, y = (t - t[0]) / HOUR, (value - value[0]) / GIB
@@ -108,5 +110,5 @@ def test_shares_are_of_the_level_and_few_points_say_nothing() -> None:
     one, thousand = odds(t, value, GIB), odds(t, 1000 * value, 1000 * GIB)
 
     assert thousand.log == pytest.approx(one.log) and thousand.rate == pytest.approx(1000 * one.rate)
-    assert odds(t[: MIN_POINTS - 1], value[: MIN_POINTS - 1], GIB) == Odds(points=MIN_POINTS - 1)
+    assert odds(t[: MIN_POINTS - 1], value[: MIN_POINTS - 1], GIB) == Odds()
     assert odds(t, np.full(60, GIB), GIB).score == Odds().score == 0.0

@@ -33,7 +33,9 @@ SETTLED_S = 6 * 3600.0
 UNSETTLED_FACTOR = 1.3
 """Before a start-up has settled (caches, pools and workers of a service are there within hours) this many times the
 score is asked for: its shape is not yet known."""
-UNTOLD = "window_too_short"
+UNTOLD = {"window_too_short": 1.0, "cache_warmup": 1.3}
+"""Classes of what the verdict of the readings so far cannot explain by a rule of its own, and how many times the score
+the odds need to say leak instead: it takes every curve in a short window for growth that levels off."""
 UNTOLD_CONFIDENCE = 0.6
 
 
@@ -91,8 +93,8 @@ def judge_interim(
     followed = _followed(book, judged)
     found = evidence(book[followed])
     enough = found.score >= needed
-    # A line in a short window may be half of anything to the judge of a whole recording; the odds know by how much.
-    if enough and judged.verdict.kind == UNTOLD and book.span_s() >= MIN_SPAN_S:
+    factor = UNTOLD.get(judged.verdict.kind, float("inf"))
+    if found.score >= factor * needed and book.span_s() >= MIN_SPAN_S:
         judged = _told(judged, book, followed, found)
     since = before.candidate_since_s if before is not None else None
     since = (elapsed_s if since is None else since) if enough else None

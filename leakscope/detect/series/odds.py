@@ -22,17 +22,18 @@ from leakscope.detect.series.floors import DAY_S
 FloatArray = npt.NDArray[np.float64]
 
 MIN_POINTS = 12
-"""Fewer cannot tell noise from a course with nine parameters."""
+"""Fewer say nothing of noise."""
 HOUR_S = 3600.0
 
 
 @dataclass(frozen=True)
 class Priors:
-    """What a counter without a leak does; sizes are shares of its level, times hours.
+    """What a counter without a leak does, and where lines begin; sizes are shares of its level, times hours.
 
-    ``wave``: sizes of a daily wave, half its swing; ``start_up``: (size, standard deviation, weight) of what was not
-    there yet at the first reading; ``ended``: growth that stopped at this share of the time; ``noise``: standard
-    deviation, worth ``noise_points`` points of the floor.
+    ``wave``: sizes of a daily wave, half its swing; ``start_up``: (size, standard deviation, chance) of what was not
+    there yet at the first reading; ``ended``: growth from one share of the time to another; ``hinges``: (share of the
+    time at which a line begins, chance): most leaks begin with the process; ``noise``: standard deviation, worth
+    ``noise_points`` points of the floor.
     """
 
     wave: tuple[float, ...] = (0.04, 0.09, 0.14)
@@ -40,14 +41,14 @@ class Priors:
     no_wave: float = 0.01
     wave_chance: float = 0.4
     half_day: float = 0.003
-    start_up: tuple[tuple[float, float, float], ...] = ((0.0, 0.02, 0.5), (0.15, 0.08, 0.3), (0.35, 0.1, 0.2))
+    start_up: tuple[tuple[float, float, float], ...] = ((0.0, 0.02, 0.4), (0.2, 0.08, 0.3), (0.4, 0.08, 0.3))
     constants_h: tuple[float, ...] = (0.5, 1.5, 4.0)
-    ended: tuple[float, ...] = (0.5, 0.75)
+    ended: tuple[tuple[float, float], ...] = ((0.0, 0.5), (0.0, 0.75), (0.3, 0.7), (0.6, 0.85))
     ended_chance: float = 0.2
     step: float = 0.1
     step_chance: float = 0.25
     rate_h: float = 0.03
-    hinges: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.75)
+    hinges: tuple[tuple[float, float], ...] = ((0.0, 0.6), (0.2, 0.1), (0.4, 0.1), (0.6, 0.1), (0.75, 0.1))
     noise: float = 0.01
     noise_points: float = 6.0
 
@@ -63,24 +64,25 @@ FIRST_GUESS = (0.0, 1.25, 1.25, 12.5, 12.5, 0.5, 0.5, 0.5)
 @dataclass(frozen=True)
 class Odds:
     """``log``: natural logarithm of the odds for a line; ``rate``, ``error``: its slope a second and the standard
-    deviation of that; ``start_s``: where it begins, the mean over courses; ``points``: of the floor."""
+    deviation of that; ``start_s``: where it begins, the mean over courses; ``points``: of the floor, as
+    many as are independent."""
 
     log: float = float("-inf")
     rate: float = 0.0
     error: float = 0.0
     start_s: float = 0.0
-    points: int = 0
+    points: float = 0.0
 
     @property
     def score(self) -> float:
-        """The normal score of the line: by Schwarz's approximation 2 log odds are its square less log points."""
-        return float(np.sqrt(max(0.0, 2 * self.log + np.log(max(self.points, 1)))))
+        """The normal score of the line: by Schwarz's approximation (1978) 2 log odds are its square less log points."""
+        return float(np.sqrt(max(0.0, 2 * self.log + np.log(max(self.points, 1.0)))))
 
 
 def odds(t_s: FloatArray, value: FloatArray, level: float, priors: Priors = PRIORS) -> Odds:
     """Of the floor float64[K] with its daily wave; ``level`` is what shares are of. No odds below 12 points."""
     if len(t_s) < MIN_POINTS or not np.ptp(value):
-        return Odds(points=len(t_s))
+        return Odds()
     level = max(abs(level), 1.0)
     t = (t_s - t_s[0]) / HOUR_S
     y = (value - value[0]) / level
@@ -92,16 +94,24 @@ def odds(t_s: FloatArray, value: FloatArray, level: float, priors: Priors = PRIO
     target = _white(y[:, None], phi)[:, 0] / deviation
     without, _ = _likelihoods(columns, steps, target, priors, hinge=None)
     lines = [_likelihoods(columns, steps, target, priors, hinge) for hinge in range(len(priors.hinges))]
-    likely = np.array([one for one, _ in lines])
-    log = float(np.logaddexp.reduce(likely) - np.log(len(lines)) - without)
+    hinges, chances = np.array(priors.hinges).T
+    likely = np.array([one for one, _ in lines]) + np.log(chances)
+    log = float(np.logaddexp.reduce(likely) - without)
     weights = np.exp(likely - likely.max())
     weights /= weights.sum()
     rates = np.array([moments for _, moments in lines])
     rate = float(weights @ rates[:, 0])
     spread = float(weights @ (rates[:, 1] + rates[:, 0] ** 2)) - rate**2
-    start = float(weights @ np.array(priors.hinges)) * float(t_s[-1] - t_s[0]) + float(t_s[0])
+    start = float(weights @ hinges) * float(t_s[-1] - t_s[0]) + float(t_s[0])
     per_second = level / HOUR_S
-    return Odds(log, rate * per_second, float(np.sqrt(max(spread, 0.0))) * per_second, start, len(t))
+    # As many of the points as are independent under first-order autocorrelation.
+    return Odds(
+        log,
+        rate * per_second,
+        float(np.sqrt(max(spread, 0.0))) * per_second,
+        start,
+        max(1.0, len(t) * (1 - phi) / (1 + phi)),
+    )
 
 
 def _columns(t: FloatArray, priors: Priors) -> FloatArray:
@@ -109,8 +119,8 @@ def _columns(t: FloatArray, priors: Priors) -> FloatArray:
     angles = 2 * np.pi * t[:, None] * np.array([1.0, 2.0]) * HOUR_S / DAY_S
     waves = [part(angles[:, index]) for index in (0, 1) for part in (np.cos, np.sin)]
     start_ups = [1.0 - np.exp(-t / constant) for constant in priors.constants_h]
-    ended = [np.minimum(t / (stop * t[-1]), 1.0) for stop in priors.ended]
-    lines = [np.maximum(0.0, t - hinge * t[-1]) for hinge in priors.hinges]
+    ended = [np.clip((t / t[-1] - first) / (last - first), 0.0, 1.0) for first, last in priors.ended]
+    lines = [np.maximum(0.0, t - hinge * t[-1]) for hinge, _ in priors.hinges]
     return np.stack([np.ones(len(t)), *waves, *start_ups, *ended, *lines], axis=1)
 
 
