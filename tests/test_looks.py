@@ -96,6 +96,18 @@ def test_growth_that_ended_raises_no_alarm_at_any_look() -> None:
     assert not any(look.alarm for look in watch(t, rss, 24))
 
 
+def test_growth_that_the_priors_know_no_shape_for_alarms_no_more_once_it_ended() -> None:
+    # given a cache that fills for fifteen hours by half of the level: as long as it does so it is a line
+    t = np.arange(0, 48 * HOUR, 60.0)
+    noise = autoregressive(np.random.default_rng(1), len(t), 0.9, 0.01 * GIB)
+    counters = [Counter("rss", t, GIB * (1 + 0.5 * np.minimum(t / (15 * HOUR), 1.0)) + noise, True)]
+
+    look = judge_interim(counters, Looks(), 48 * HOUR)
+
+    # then the odds, which know no better than a line, are not believed
+    assert (look.score >= look.needed, look.alarm, look.judged.verdict.kind) == (True, False, "cache_warmup")
+
+
 def test_the_rise_of_a_daily_wave_is_called_a_leak_at_its_end_and_raises_no_alarm() -> None:
     # given the rising half of a day: to a recording that ends here it is a line
     t = np.arange(0, 14 * HOUR, 30.0)

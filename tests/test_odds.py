@@ -34,7 +34,7 @@ def test_the_closed_form_is_the_integral_over_all_courses() -> None:
     t, value = t[::5], (value + 0.01 * GIB * t / HOUR)[::5]
     hours, y = (t - t[0]) / HOUR, (value - value[0]) / GIB
     columns = module._columns(hours, priors)
-    steps = (np.arange(12)[:, None] >= np.arange(1, 12)).astype(np.float64)
+    steps = (np.arange(12)[:, None] >= np.r_[12, np.arange(1, 12)]).astype(np.float64)
     phi, variance = module._noise(columns, steps, y, priors)
     noise = variance / (1 - phi**2) * phi ** np.abs(np.subtract.outer(np.arange(12), np.arange(12)))
 
@@ -51,7 +51,7 @@ def test_the_closed_form_is_the_integral_over_all_courses() -> None:
             for centres, s, chances in module._waves(priors)
             for w, c in zip(centres, chances, strict=True)
         ],
-        range(-1, 11),
+        range(12),
     ):
         parts: list[tuple[Any, float, float]] = [
             (columns[:, 0], 0.0, 1.0),
@@ -59,8 +59,8 @@ def test_the_closed_form_is_the_integral_over_all_courses() -> None:
             *((columns[:, 3 + i], 0.0, priors.half_day) for i in (0, 1)),
             (columns[:, shape], 0.15, 0.08),
         ]
-        weight = chance * likely * (0.75 if place < 0 else 0.25 / 11)
-        if place >= 0:
+        weight = chance * likely * (0.25 / 11 if place else 0.75)
+        if place:
             parts.append((steps[:, place], 0.0, priors.step))
         mean = sum(column * middle for column, middle, _ in parts)
         covariance = noise + sum(deviation**2 * np.outer(column, column) for column, _, deviation in parts)

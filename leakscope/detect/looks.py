@@ -20,9 +20,10 @@ import numpy as np
 
 from leakscope.detect.series.book import Book
 from leakscope.detect.series.counters import Counter, layer_of
+from leakscope.detect.series.fit import theil_sen
 from leakscope.detect.series.judge import DECISIVE, MIN_SPAN_S, Judged, judge
 from leakscope.detect.series.odds import Odds, odds
-from leakscope.detect.series.trend import Z95, Trend
+from leakscope.detect.series.trend import MIN_END_RATE, Z95, Trend
 from leakscope.model.results import Culprit, Growth
 
 HORIZON_S = 72 * 3600.0
@@ -37,6 +38,7 @@ UNTOLD = {"window_too_short": 1.0, "cache_warmup": 1.3}
 """Classes of what the verdict of the readings so far cannot explain by a rule of its own, and how many times the score
 the odds need to say leak instead: it takes every curve in a short window for growth that levels off."""
 UNTOLD_CONFIDENCE = 0.6
+END_SHARE = 0.25
 
 
 class Looks:
@@ -94,7 +96,7 @@ def judge_interim(
     found = evidence(book[followed])
     enough = found.score >= needed
     factor = UNTOLD.get(judged.verdict.kind, float("inf"))
-    if found.score >= factor * needed and book.span_s() >= MIN_SPAN_S:
+    if found.score >= factor * needed and book.span_s() >= MIN_SPAN_S and _goes_on(book[followed], found.rate):
         judged = _told(judged, book, followed, found)
     since = before.candidate_since_s if before is not None else None
     since = (elapsed_s if since is None else since) if enough else None
@@ -109,6 +111,15 @@ def _followed(book: Book, judged: Judged) -> str:
             if counter.shown == judged.verdict.growth.counter:
                 return name
     return next((name for name in DECISIVE if name in book), next(book.names(), ""))
+
+
+def _goes_on(trend: Trend, rate: float) -> bool:
+    """Whether the last part of the floor still rises by a share of ``rate``; growth that ended does not."""
+    base = trend.floor
+    if base is None:
+        return False
+    last = base.t_s >= base.t_s[-1] - END_SHARE * (base.t_s[-1] - base.t_s[0])
+    return last.sum() >= 3 and theil_sen(base.t_s[last], base.value[last]) >= MIN_END_RATE * rate
 
 
 def _told(judged: Judged, book: Book, name: str, found: Odds) -> Judged:

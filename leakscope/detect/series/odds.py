@@ -24,6 +24,8 @@ FloatArray = npt.NDArray[np.float64]
 MIN_POINTS = 12
 """Fewer say nothing of noise."""
 HOUR_S = 3600.0
+NEGLIGIBLE = 25.0
+"""Courses whose log likelihood is by so much below that of the best count for nothing."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def odds(t_s: FloatArray, value: FloatArray, level: float, priors: Priors = PRIO
     t = (t_s - t_s[0]) / HOUR_S
     y = (value - value[0]) / level
     columns = _columns(t, priors)
-    steps = (np.arange(len(t))[:, None] >= np.arange(1, len(t))).astype(np.float64)
+    steps = (np.arange(len(t))[:, None] >= np.arange(1, len(t) + 1)).astype(np.float64)[:, ::-1]  # the first: none
     phi, variance = _noise(columns, steps, y, priors)
     deviation = float(np.sqrt(variance))
     columns, steps = _white(columns, phi) / deviation, _white(steps, phi) / deviation
@@ -185,7 +187,8 @@ def _likelihoods(
     with_target = (columns.T @ target)[members]  # [M, d]
     with_step = (columns.T @ steps)[members]  # [M, d, N]
     step_square, step_target = (steps**2).sum(axis=0), steps.T @ target
-    places = steps.shape[1]
+    places = steps.shape[1] - 1
+    step_chances = np.log(np.r_[1 - priors.step_chance, np.full(places, priors.step_chance / places)])
     logs, slopes, variances = [], [], []
     for centres, spread, wave_chances in _waves(priors):
         for size, size_spread, size_chance in priors.start_up:
@@ -205,18 +208,20 @@ def _likelihoods(
             own = step_square + priors.step**-2.0 - (with_step * solved).sum(axis=1)  # [M, N]
             rest = step_target - means @ with_step - found @ with_step  # [M, J, N]
             height = rest / own[:, None, :]
-            stepped = log[:, :, None] + 0.5 * rest * height - 0.5 * np.log(own * priors.step**2)[:, None, :]
-            stepped += np.log(priors.step_chance / places)
-            log = np.concatenate([(log + np.log(1 - priors.step_chance))[:, :, None], stepped], axis=2)
+            rest *= height
+            rest *= 0.5
+            rest += log[:, :, None]
+            rest += (step_chances - 0.5 * np.log(own * priors.step**2))[:, None, :]
+            shape, centre, place = np.nonzero(rest > rest.max() - NEGLIGIBLE)
+            log = rest[shape, centre, place]
             if hinge is not None:
-                slope, variance = found[:, :, -1:], covariance[:, -1, -1][:, None, None]
-                moved = solved[:, None, -1, :]
-                slope = np.concatenate([slope, slope - height * moved], axis=2)
-                variance = np.concatenate([variance, variance + moved**2 / own[:, None, :]], axis=2)
-                log += np.log(2.0) + log_ndtr(slope / np.sqrt(variance))
-                slopes.append(slope.ravel())
-                variances.append(np.broadcast_to(variance, slope.shape).ravel())
-            logs.append(log.ravel())
+                moved = solved[shape, -1, place]
+                slope = found[shape, centre, -1] - height[shape, centre, place] * moved
+                variance = covariance[shape, -1, -1] + moved**2 / own[shape, place]
+                log = log + np.log(2.0) + log_ndtr(slope / np.sqrt(variance))
+                slopes.append(slope)
+                variances.append(variance)
+            logs.append(log)
     every = np.concatenate(logs)
     top = float(every.max())
     weights = np.exp(every - top)
