@@ -1,59 +1,44 @@
 """Interim verdicts of a running recording: alpha spent over repeated looks, so that looking often raises no alarms.
 
-A verdict that is asked for every hour has every hour a chance to be wrong. Three things keep the chance of a false
+A verdict that is asked for every hour has every hour a chance to be wrong. Two things keep the chance of a false
 alarm over a whole horizon at what was asked for:
 
 - **Spending.** :class:`Looks` hands every look its share of one alpha (Lan and DeMets 1983). The shares add up to alpha
   at the horizon; by the union bound the chance of any false alarm is below their sum however the looks depend on each
   other.
-- **What may still be regular.** In the first days a daily wave or a slow start-up can look like a line. The slope is
-  tested beside both of them, with the sizes that they usually have as priors (:func:`evidence`).
-- **Confirmation.** A leak goes on. An alarm needs the evidence at most looks of a stretch of which the first look has
-  seen nothing, and the verdict of a whole recording at the last.
+- **What may still be regular.** In the first days a daily wave, a slow start-up or a step can look like a line. A line
+  counts by its odds against all of them together (:mod:`leakscope.detect.series.odds`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
-import numpy.typing as npt
 
 from leakscope.detect.series.book import Book
-from leakscope.detect.series.counters import Counter
-from leakscope.detect.series.fit import autocorrelation, fit
-from leakscope.detect.series.floors import DAY_S
-from leakscope.detect.series.judge import DECISIVE, Judged, judge
-from leakscope.detect.series.trend import Trend
-
-FloatArray = npt.NDArray[np.float64]
+from leakscope.detect.series.counters import Counter, layer_of
+from leakscope.detect.series.fit import theil_sen
+from leakscope.detect.series.judge import DECISIVE, MIN_SPAN_S, Judged, judge
+from leakscope.detect.series.odds import Odds, odds
+from leakscope.detect.series.trend import MIN_END_RATE, Z95, Trend
+from leakscope.model.results import Culprit, Growth
 
 HORIZON_S = 72 * 3600.0
 TOTAL_ALPHA = 0.05
 SPENDING_POWER = 1.0
 """Share of alpha spent at a share t of the horizon: t to this power (Kim and DeMets 1987)."""
-CONFIRMING_LOOKS = 4
-CONFIRMING_SHARE = 0.15
-"""The evidence is asked for at so many of the last looks, or at those in this last share of the time if they are
-more…"""
-CONFIRMED_SHARE = 0.75
-"""…and must stand at this share of them, this one included."""
-WAVE_SHARE = 0.07
-HALF_DAY_SHARE = 0.003
-START_UP_SHARE = 0.2
-"""Prior standard deviations of a wave of 24 hours and of 12, and of a start-up, as shares of the level: a daily swing
-of 28 % is two of it."""
-START_UP_S = 2 * 3600.0
-"""Time constant of the start-up: caches, pools and workers of a service are there within hours."""
-SETTLED_S = 3 * START_UP_S
-UNSETTLED_FACTOR = 2.0
-"""Before a start-up has settled (95 % of it) this many times the score is asked for: its shape is not yet known."""
-MIN_POINTS = 8
-MAX_HINGE = 0.8
-LEAST_NOISE = 1e-6
-"""Of the level: counters come in pages, so that a perfect fit is no certainty."""
+SETTLED_S = 6 * 3600.0
+UNSETTLED_FACTOR = 1.3
+"""Before a start-up has settled (caches, pools and workers of a service are there within hours) this many times the
+score is asked for: its shape is not yet known."""
+UNTOLD = {"window_too_short": 1.0, "cache_warmup": 1.3}
+"""Classes of what the verdict of the readings so far cannot explain by a rule of its own, and how many times the score
+the odds need to say leak instead: it takes every curve in a short window for growth that levels off."""
+UNTOLD_CONFIDENCE = 0.6
+END_SHARE = 0.25
 
 
 class Looks:
@@ -85,9 +70,8 @@ class Looks:
 @dataclass(frozen=True)
 class Interim:
     """One look. ``judged``: the verdict of the readings so far, as if the recording ended; ``alarm``: it is a leak that
-    is beyond chance, regular movement and start-up, and was so at enough looks. ``score``: the slope over its standard
-    error, beside those; ``needed``: the score of this look's ``alpha``; ``stood``: (seconds, whether the score was
-    enough) of the looks that a later one may ask for."""
+    is beyond chance, regular movement and start-up. ``score``: of the odds for a line; ``needed``: the score of this
+    look's ``alpha``."""
 
     elapsed_s: float
     alpha: float
@@ -95,7 +79,6 @@ class Interim:
     alarm: bool
     score: float
     needed: float
-    stood: tuple[tuple[float, bool], ...]
 
     candidate_since_s: float | None
     """Since which look the score has been enough without a break; None: it is not now."""
@@ -109,18 +92,16 @@ def judge_interim(
     needed = needed_score(alpha) * (UNSETTLED_FACTOR if elapsed_s < SETTLED_S else 1.0)
     book = Book(counters)
     judged = judge(counters, book)
-    score = evidence(book[_followed(book, judged)])
-    passed = (*(before.stood if before else ()), (elapsed_s, score >= needed))
-    asked = max(CONFIRMING_LOOKS, sum(at > (1 - CONFIRMING_SHARE) * elapsed_s for at, _ in passed))
-    passed = passed[-asked:]
-    alarm = (
-        judged.verdict.verdict == "leak"
-        and passed[-1][1]
-        and sum(enough for _, enough in passed) >= CONFIRMED_SHARE * asked
-    )
+    followed = _followed(book, judged)
+    found = evidence(book[followed])
+    enough = found.score >= needed
+    factor = UNTOLD.get(judged.verdict.kind, float("inf"))
+    if found.score >= factor * needed and book.span_s() >= MIN_SPAN_S and _goes_on(book[followed], found.rate):
+        judged = _told(judged, book, followed, found)
     since = before.candidate_since_s if before is not None else None
-    since = (elapsed_s if since is None else since) if score >= needed else None
-    return Interim(elapsed_s, alpha, judged, alarm, score, needed, passed, since)
+    since = (elapsed_s if since is None else since) if enough else None
+    alarm = enough and judged.verdict.verdict == "leak"
+    return Interim(elapsed_s, alpha, judged, alarm, found.score, needed, since)
 
 
 def _followed(book: Book, judged: Judged) -> str:
@@ -132,37 +113,45 @@ def _followed(book: Book, judged: Judged) -> str:
     return next((name for name in DECISIVE if name in book), next(book.names(), ""))
 
 
+def _goes_on(trend: Trend, rate: float) -> bool:
+    """Whether the last part of the floor still rises by a share of ``rate``; growth that ended does not."""
+    base = trend.floor
+    if base is None:
+        return False
+    last = base.t_s >= base.t_s[-1] - END_SHARE * (base.t_s[-1] - base.t_s[0])
+    return last.sum() >= 3 and theil_sen(base.t_s[last], base.value[last]) >= MIN_END_RATE * rate
+
+
+def _told(judged: Judged, book: Book, name: str, found: Odds) -> Judged:
+    """A verdict that could not be told from the window alone, told by the odds."""
+    shown = book.shown(name)
+    verdict = replace(
+        judged.verdict,
+        verdict="leak",
+        kind="retained_growth",
+        layer=layer_of(name),
+        confidence=UNTOLD_CONFIDENCE,
+        culprit=Culprit(counter=shown),
+        growth=Growth(shown, found.rate, found.rate - Z95 * found.error, found.rate + Z95 * found.error),
+        leak_start_s=max(0.0, found.start_s),
+        kept_bytes=int(max(0.0, found.rate * (book[name].end_s - found.start_s))),
+        reasons=(f"{shown} rises by more than a daily wave, a start-up and a step explain",),
+        missing=(),
+    )
+    return replace(judged, verdict=verdict)
+
+
 def needed_score(alpha: float) -> float:
     """The normal score whose upper tail is ``alpha``; infinite for 0."""
     return NormalDist().inv_cdf(1 - alpha) if alpha > 0 else float("inf")
 
 
-def evidence(trend: Trend) -> float:
-    """The slope of a counter's floor over its standard error, beside a daily wave and a start-up that may be there; 0
-    for a floor too short to say.
-
-    Generalised least squares with first-order autocorrelated noise. The waves of 24 and 12 hours and the start-up have
-    normal priors around nothing (ridge regression, Hoerl and Kennard 1970), the level and the line have none.
-    """
+def evidence(trend: Trend) -> Odds:
+    """The odds that a counter's floor, with its daily wave, rises for good."""
     base = trend.floor
-    if base is None or len(base.t_s) < MIN_POINTS or not np.ptp(base.value):
-        return 0.0
-    t, y = base.t_s - base.t_s[0], base.value - base.value[0]
-    span = float(t[-1])
-    hinge = min(fit(base.t_s, base.value).hinge, MAX_HINGE) * span
-    angles = 2 * np.pi * t[:, None] * np.array([1.0, 2.0]) / DAY_S
-    columns = [np.ones(len(t)), np.maximum(0.0, t - hinge) / span, *np.cos(angles).T, *np.sin(angles).T]
-    design = np.stack([*columns, 1.0 - np.exp(-t / START_UP_S)], axis=1)
-    level = max(abs(base.level), 1.0)
-    spreads = level * np.array([WAVE_SHARE, HALF_DAY_SHARE, WAVE_SHARE, HALF_DAY_SHARE, START_UP_SHARE])
-    coefficients, *_ = np.linalg.lstsq(design, y, rcond=None)
-    rest = y - design @ coefficients
-    phi = autocorrelation(rest)
-    shocks = rest[1:] - phi * rest[:-1]
-    variance = float(shocks @ shocks) / max(1, len(t) - design.shape[1])
-    variance = max(variance, (LEAST_NOISE * level) ** 2)
-    white = design[1:] - phi * design[:-1]
-    precision = white.T @ white / variance + np.diag(np.concatenate([np.zeros(2), spreads**-2.0]))
-    covariance = np.linalg.pinv(precision)
-    slope = float((covariance @ (white.T @ (y[1:] - phi * y[:-1])) / variance)[1])
-    return slope / float(np.sqrt(max(covariance[1, 1], 1e-300)))
+    if base is None:
+        return Odds()
+    value = base.value
+    if base.diurnal:
+        value = value + np.interp(base.t_s, base.level_t_s, base.raw_value - base.level_value)
+    return odds(base.t_s, value, base.level)

@@ -13,7 +13,7 @@ from leakscope.model.results import Verdict
 class Look:
     """One interim verdict: of the readings up to ``elapsed_s``, at the ``alpha`` that this look may spend.
 
-    ``alarm``: a leak beyond chance, confirmed by the looks before; ``candidate_since_s``: since which look it stands.
+    ``alarm``: a leak beyond chance and regular movement; ``candidate_since_s``: since which look it stands.
     """
 
     elapsed_s: float
