@@ -65,8 +65,9 @@ def pools_of(con: duckdb.DuckDBPyConnection, source: Source, pool_blocks: int | 
     """
     rows = con.execute(
         "SELECT ts_ns, op::VARCHAR AS op, object, parent, medium::VARCHAR AS medium FROM cache_events "
-        "WHERE source_id = ? ORDER BY ts_ns",
-        [source.id],
+        "WHERE source_id = $source AND (medium = $gpu OR starts_with(medium, $gpu || ':') "
+        "OR (medium = '' AND op IN ('gap', 'clear'))) ORDER BY ts_ns",
+        {"source": source.id, "gpu": GPU},
     ).df()
     everywhere = rows[(rows["medium"] == "") & rows["op"].isin(("gap", "clear"))]
     media = [m for m in rows["medium"].unique() if m == GPU or m.startswith(f"{GPU}:")]
