@@ -29,7 +29,7 @@ nvtx: system-packages
 build: setup programs
 	$(BIN)/pip wheel -q --no-deps -w dist .
 
-demo: samples nvtx
+demo: samples programs
 	@$(BIN)/python samples/demo.py
 
 # Two processes: one for all that records, the other for the rest.

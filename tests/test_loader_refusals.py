@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -189,3 +191,29 @@ def test_the_list_of_programs_is_that_of_the_object(can_record: None, core: None
             and symbol["st_shndx"] != text
         }
     assert loaded == functions and len(loaded) >= 14
+
+
+@pytest.mark.parametrize("possible", [True, False])
+def test_the_working_directory_stays_while_programs_load(
+    possible: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a loader that leaves the working directory as libbcc does, and comes back only when it is done
+    before, seen = Path.cwd(), threading.Event()
+
+    def load(config: ProgramConfig, loader: str) -> None:
+        os.chdir(tmp_path)
+        seen.wait(10 if possible else 0)
+        os.chdir(before)
+        raise NotCapableError("that is all")
+
+    monkeypatch.setattr("leakscope.record.loader.load", load)
+    if not possible:  # where no thread can have a directory of its own, nothing goes on beside loading
+        monkeypatch.setattr("leakscope.record.loader.own_working_directory", lambda: False)
+    loading = Loading(ProgramConfig())
+    # then a relative name means what it meant all the time
+    assert Path.cwd() == before
+    assert loading._thread.is_alive() == possible
+    seen.set()
+    with pytest.raises(NotCapableError, match="that is all"):
+        loading.result()
+    assert Path.cwd() == before

@@ -9,6 +9,7 @@ import time
 import bpf_programs
 from leakscope.errors import BadInputError, NotCapableError
 from leakscope.record.bcc_location import import_bcc
+from leakscope.record.kernel.syscalls import own_working_directory
 from leakscope.record.loader.base import LoadedPrograms, ProgramConfig
 
 __all__ = ["LOADERS", "LoadedPrograms", "Loading", "ProgramConfig", "choose", "choose_why", "load"]
@@ -74,7 +75,9 @@ def load(config: ProgramConfig, loader: str = "auto") -> LoadedPrograms:
 class Loading:
     """Programs that a thread of their own loads from now on, while the caller does other things.
 
-    Compiling, clearing the memory of maps and the kernel's verifier all run outside of Python's lock.
+    Compiling, clearing the memory of maps and the kernel's verifier all run outside of Python's lock. libbcc changes
+    the working directory while it compiles: only of that thread, or, where that cannot have one of its own, before the
+    caller goes on.
     """
 
     def __init__(self, config: ProgramConfig, loader: str = "auto") -> None:
@@ -84,11 +87,18 @@ class Loading:
         self._loader = loader
         self._programs: LoadedPrograms | None = None
         self._error: BaseException | None = None
+        self._apart = False
+        self._began = threading.Event()
         self._thread = threading.Thread(target=self._run, name="leakscope-loader", daemon=True)
         self._thread.start()
+        self._began.wait()
+        if not self._apart:
+            self._thread.join()
 
     def _run(self) -> None:
         began = time.perf_counter()
+        self._apart = own_working_directory()
+        self._began.set()
         try:
             self._programs = load(self.config, self._loader)
         except BaseException as error:
