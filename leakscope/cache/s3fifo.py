@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 
-from leakscope.cachekit import Policy
+from leakscope.cachekit.policies import Order
 
 SMALL_SHARE = 0.1
 MOST = 3
 """Hits are counted up to here (two bits)."""
 
 
-class S3FIFO(Policy):
+class S3FIFO(Order):
     """Yang et al.: FIFO queues are all you need for cache eviction, SOSP 2023, algorithm 1.
 
     New keys go into a small queue of a tenth of the cache. Who was hit more than once there moves on to the main
     queue, the others go and are remembered in a ghost queue of as many keys as the main queue has; who comes back
     from there goes into the main queue at once. That one gives every key another round for each hit, three at most.
-    For replays: :meth:`hold` is not supported.
     """
 
     def __init__(self, capacity: float, sizes: Mapping[Hashable, int]) -> None:
@@ -41,12 +40,6 @@ class S3FIFO(Policy):
     def touch(self, key: Hashable, now: float) -> None:
         queue = self._small if key in self._small else self._main
         queue[key] = min(MOST, queue[key] + 1)
-
-    def hold(self, key: Hashable) -> None:
-        raise NotImplementedError("replays hold nothing")
-
-    def unhold(self, key: Hashable, now: float) -> None:
-        raise NotImplementedError("replays hold nothing")
 
     def forget(self, key: Hashable, now: float) -> None:
         if key in self._main:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from leakscope.cache.s3fifo import S3FIFO
 from leakscope.cache.traces import Trace
-from leakscope.cachekit import LRFU, LRU, LRUK, DecayedCount, Policy
+from leakscope.cachekit.policies import LRFU, LRU, LRUK, DecayedCount, Order
 from leakscope.errors import BadInputError
 
 BELADY = "belady"
@@ -87,7 +87,7 @@ class Options:
     decay_per_minute: float = 0.1
 
 
-class Belady(Policy):
+class Belady(Order):
     """Evicts what is needed again last, which needs the future: ``upcoming`` is told by :func:`replay`.
 
     With objects of one size nothing that inserts each miss misses less (Belady 1966; Mattson et al. 1970).
@@ -103,12 +103,6 @@ class Belady(Policy):
         heapq.heappush(self._heap, (-self.upcoming, key))
 
     touch = admit
-
-    def hold(self, key: Hashable) -> None:
-        raise NotImplementedError("replays hold nothing")
-
-    def unhold(self, key: Hashable, now: float) -> None:
-        raise NotImplementedError("replays hold nothing")
 
     def forget(self, key: Hashable, now: float) -> None:
         del self._next[key]
@@ -127,10 +121,10 @@ def policy_names() -> str:
     return f"lru, lru-K, lru-K-history, decayed, lrfu, s3fifo, {BELADY}, {INFINITE} (K is 1 to {MAX_K})"
 
 
-def policy_of(name: str, options: Options, capacity: float, sizes: Mapping[Hashable, int]) -> Policy:
+def policy_of(name: str, options: Options, capacity: float, sizes: Mapping[Hashable, int]) -> Order:
     """A new policy. ``lru-K`` forgets a key with its eviction; ``lru-K-history`` remembers all. Raises BadInputError
     for an unknown name."""
-    plain: dict[str, Callable[[], Policy]] = {
+    plain: dict[str, Callable[[], Order]] = {
         "lru": LRU,
         INFINITE: LRU,
         "decayed": lambda: DecayedCount(options.decay_per_minute),

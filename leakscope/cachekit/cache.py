@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, MutableMapping
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 from leakscope.cachekit.entries import CacheStats, Entry, Held, Lease
 from leakscope.cachekit.events import EventLog
@@ -21,6 +21,8 @@ from leakscope.cachekit.store import Store
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+T = TypeVar("T")
+_MISSING = object()
 SWEEP_ENTRIES = 1_000
 """How many entries a sweep removes at a time while it has the lock."""
 LOGGED_FRAMES = 4
@@ -87,7 +89,7 @@ class Cache(MutableMapping[K, V]):
         with self._lock:
             entry = self._store.looked_up(key, self.timer())
             if entry is not None:
-                return entry.value  # type: ignore[return-value]
+                return entry.content
         return self.__missing__(key)
 
     def __missing__(self, key: K) -> V:
@@ -107,13 +109,13 @@ class Cache(MutableMapping[K, V]):
 
     def __contains__(self, key: object) -> bool:
         with self._lock:
-            return self._store.found(key, self.timer()) is not None  # type: ignore[arg-type]
+            return self._store.found(key, self.timer()) is not None
 
     def __iter__(self) -> Iterator[K]:
         """The keys that can be looked up now, as a snapshot."""
         with self._lock:
             self._settled()
-            return iter(list(self._store.generations.current.entries))
+            return iter([entry.key for entry in self._store.generations.current.entries.values()])
 
     def __len__(self) -> int:
         """How many keys can be looked up now."""
@@ -129,10 +131,19 @@ class Cache(MutableMapping[K, V]):
         with self._lock:
             return super().setdefault(key, default)
 
-    def pop(self, key: K, *default: V) -> V:  # type: ignore[override]
+    @overload
+    def pop(self, key: K) -> V: ...
+
+    @overload
+    def pop(self, key: K, default: V) -> V: ...
+
+    @overload
+    def pop(self, key: K, default: T) -> V | T: ...
+
+    def pop(self, key: K, default: Any = _MISSING) -> Any:
         """Removes the entry and returns its value (``default`` where there is none, else KeyError): one step."""
         with self._lock:
-            return super().pop(key, *default)
+            return super().pop(key) if default is _MISSING else super().pop(key, default)
 
     def popitem(self) -> tuple[K, V]:
         """Removes what would be evicted next. Raises KeyError when nothing can be."""
@@ -142,10 +153,10 @@ class Cache(MutableMapping[K, V]):
             key = policy.victim(now)
             if key is None:
                 raise KeyError(f"{self.name}: nothing that can be evicted")
-            entry = self._store.generations.current.entries[key]  # type: ignore[index]
-            item = (entry.key, entry.value)
+            entry = self._store.generations.current.entries[key]
+            item = (entry.key, entry.content)
             self._store.remove(entry, "capacity", now)
-            return item  # type: ignore[return-value]
+            return item
 
     def clear(self) -> None:
         """Invalidates the current generation."""

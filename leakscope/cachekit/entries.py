@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 if TYPE_CHECKING:
     from leakscope.cachekit.generations import Generation
@@ -34,6 +34,11 @@ class Entry(Generic[K, V]):
     references: int = 0
     live: bool = True
     cause: str = ""  # why it is no longer live
+
+    @property
+    def content(self) -> V:
+        """The value of an entry that is not freed."""
+        return cast(V, self.value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -56,7 +56,7 @@ class Generation(Generic[K, V]):
     fingerprint: Fingerprint | None
     policy: Policy
     name: str  # in events; of one generation only, even of those with the same fingerprint
-    entries: dict[K, Entry[K, V]] = field(default_factory=dict)
+    entries: dict[Hashable, Entry[K, V]] = field(default_factory=dict)
     retired: bool = False
 
 
@@ -108,9 +108,9 @@ class Generations(Generic[K, V]):
         """What the policies would evict next: entries of other generations before those of the current one."""
         for generation in self.by_fingerprint.values():
             if generation is not self.current and (key := generation.policy.victim(now)) is not None:
-                return generation.entries[key]  # type: ignore[index]
+                return generation.entries[key]
         key = self.current.policy.victim(now)
-        return None if key is None else self.current.entries[key]  # type: ignore[index]
+        return None if key is None else self.current.entries[key]
 
 
 def _prefixed(part: bytes) -> bytes:

@@ -60,10 +60,10 @@ class StrongHandle(Generic[K, V]):
     @property
     def value(self) -> V:
         """The entry's value. Raises ReleasedHandleError after the release."""
-        value = self._lease.entry.value
+        value = self._lease.entry.content
         if not self._finalizer.alive:
             raise ReleasedHandleError(f"the handle of {self._lease.owner or 'no owner'} is released")
-        return value  # type: ignore[return-value]
+        return value
 
     def weak(self) -> WeakHandle[K, V]:
         """A weak handle on the same entry."""

@@ -16,8 +16,8 @@ DECAY_PER_MINUTE = 0.1
 """The rate of the weight ``k·e^(−0.1·age/60)``, age in seconds."""
 
 
-class Policy(ABC):
-    """What a cache asks of its eviction policy."""
+class Order(ABC):
+    """In which order keys leave a full cache."""
 
     @abstractmethod
     def admit(self, key: Hashable, now: float) -> None:
@@ -28,20 +28,24 @@ class Policy(ABC):
         """``key``, which is in the cache, was referenced."""
 
     @abstractmethod
+    def forget(self, key: Hashable, now: float) -> None:
+        """``key`` has left the cache."""
+
+    @abstractmethod
+    def victim(self, now: float) -> Hashable | None:
+        """The key to evict next, which stays ranked; None when there is none that may go."""
+
+
+class Policy(Order):
+    """What a cache asks of its eviction policy: an order that leaves out keys while they are held."""
+
+    @abstractmethod
     def hold(self, key: Hashable) -> None:
         """``key`` cannot be a victim until :meth:`unhold`."""
 
     @abstractmethod
     def unhold(self, key: Hashable, now: float) -> None:
         """``key`` can be a victim again."""
-
-    @abstractmethod
-    def forget(self, key: Hashable, now: float) -> None:
-        """``key`` has left the cache."""
-
-    @abstractmethod
-    def victim(self, now: float) -> Hashable | None:
-        """The key to evict next, which stays ranked; None when all are held."""
 
 
 class LRU(Policy):

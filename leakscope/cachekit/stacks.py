@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import CodeType
+from types import CodeType, FrameType
 from typing import NamedTuple
 
 PACKAGE = __file__.rpartition("/")[0] + "/"
@@ -27,12 +27,12 @@ class Stack(NamedTuple):
 def calling_stack(depth: int) -> Stack:
     """The innermost ``depth`` frames of the calling thread that are not the kit's own."""
     frames: list[tuple[CodeType, int]] = []
-    frame = sys._getframe(1)
-    while frame is not None and len(frames) < depth:  # the outermost frame's f_back is None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(frames) < depth:
         code = frame.f_code
         if frames or not code.co_filename.startswith(PACKAGE):
             frames.append((code, frame.f_lineno or 0))
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return Stack(tuple(reversed(frames)))
 
 

@@ -52,7 +52,7 @@ class Store(Generic[K, V]):
 
     # --- lookups
 
-    def found(self, key: K, now: float) -> Entry[K, V] | None:
+    def found(self, key: Hashable, now: float) -> Entry[K, V] | None:
         """The entry of ``key`` if it may be given out. Neither a lookup nor a use."""
         entry = self.generations.current.entries.get(key)
         return entry if entry is not None and entry.expires_s > now else None

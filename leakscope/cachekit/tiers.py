@@ -79,7 +79,7 @@ class MemoryTier:
         self.cache.put(key, record, ttl=ttl)
 
     def delete(self, key: str) -> None:
-        self.cache.pop(key, None)  # type: ignore[arg-type]
+        self.cache.pop(key, None)
 
 
 class RedisLike(Protocol):
