@@ -16,9 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leakscope.capture import Capture
-from leakscope.cli.quantities import seconds, size_bytes
 from leakscope.detect.attribution import Options, attribute
-from leakscope.errors import BadInputError
 from leakscope.model.results import Report
 from leakscope.record import records
 from leakscope.record.census.cohorts import window_starts
@@ -167,32 +165,6 @@ def test_a_countdown_over_these_gaps_samples_by_bytes() -> None:
     expected = 1 - np.exp(-sizes / mean)
     error = np.sqrt(expected * (1 - expected) / allocated)
     assert (np.abs(sampled / allocated - expected) <= 5 * error + 1e-4).all()
-
-
-# --- quantities
-
-
-def test_sizes_and_times_as_they_are_typed() -> None:
-    assert [size_bytes(t, "--ring") for t in ("0", "65536", "64KiB", "1 MiB", "2G")] == [
-        0,
-        65536,
-        65536,
-        1 << 20,
-        2 << 30,
-    ]
-    assert [seconds(t, "--interval") for t in ("10s", "500ms", "1m", "2.5", "72h")] == [10, 0.5, 60, 2.5, 259_200]
-
-
-@pytest.mark.parametrize("text", ["", "-1", "1.5KiB", "64 kb", "1e9", "9" * 16, "\x1b[1m"])
-def test_what_is_no_size_is_told(text: str) -> None:
-    with pytest.raises(BadInputError, match=r"^--min-size "):
-        size_bytes(text, "--min-size")
-
-
-@pytest.mark.parametrize("text", ["", "-1s", "10ms", "10 days", "nan", "1e9", "0"])
-def test_what_is_no_time_is_told(text: str) -> None:
-    with pytest.raises(BadInputError, match=r"^--interval "):
-        seconds(text, "--interval")
 
 
 # --- attribution

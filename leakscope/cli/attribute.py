@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leakscope.cli.live import DurationOption, PoolOption
+from leakscope.cli.options import DEFAULT_MEMORY, LayerOption, MemoryOption, PidOption, WarmupOption
 from leakscope.errors import BadInputError, ExitCode
-from leakscope.model.words import LAYERS
 
 if TYPE_CHECKING:
     from leakscope.capture import Capture
     from leakscope.cli.evidence import Gathered
     from leakscope.detect.attribution import Options
     from leakscope.model.results import Report
-
-DEFAULT_MEMORY = "2GiB"
 
 
 def attribute(
@@ -35,16 +33,9 @@ def attribute(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one object of schema leakscope-report/1.")] = False,
     top: Annotated[int, typer.Option(min=0, help="Sites to list besides those of the findings.")] = 10,
-    layer: Annotated[str | None, typer.Option(help=f"Only this layer: {', '.join(LAYERS)}.")] = None,
-    pid: Annotated[int | None, typer.Option("--pid", "-p", min=0, help="Only memory of this process.")] = None,
-    warmup: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            metavar="SECONDS",
-            help="Seconds of each process's life to leave out; default a fifth of it.",
-        ),
-    ] = None,
+    layer: LayerOption = None,
+    pid: PidOption = None,
+    warmup: WarmupOption = None,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with 0 for no leak, 1 for a leak, 3 if inconclusive.")
     ] = False,
@@ -71,22 +62,18 @@ def attribute(
     ] = None,
     duration: DurationOption = None,
     pool_blocks: PoolOption = None,
-    memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory for sums over events; beyond it they go to disk.")
-    ] = DEFAULT_MEMORY,
+    memory: MemoryOption = DEFAULT_MEMORY,
 ) -> int:
     """Say what leaks, who caused it, and how sure that is: the verdict first, then chains of calls down to
     the bytes, sites, losses, and how far counters agree.
 
     Memory of a process counts as kept when its exit begins; of short-lived ones only what outlives them.
     """
-    from leakscope.cli.quantities import size_bytes
     from leakscope.correlate.joins.driver import JoinOptions
     from leakscope.correlate.wrapper_rules import NO_RULES, read_rules
     from leakscope.detect.attribution import Options
+    from leakscope.quantities import size_bytes
 
-    if layer is not None and layer not in LAYERS:
-        raise BadInputError(f"--layer {layer}: no such layer; the layers are {', '.join(LAYERS)}")
     if chains is not None:
         from leakscope.report.chain_graph import write_graph, writer_of
 

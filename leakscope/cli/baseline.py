@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from leakscope.cli.attribute import DEFAULT_MEMORY
+from leakscope.cli.options import DEFAULT_MEMORY, LayerOption, MemoryOption, PidOption
 from leakscope.errors import BadInputError
-from leakscope.model.words import LAYERS
 from leakscope.report.text import counted, printable
 
 DEFAULT_FILE = Path("leakscope-baseline.json")
@@ -31,11 +30,9 @@ def baseline(
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="The file to write; one that exists is replaced.")
     ] = DEFAULT_FILE,
-    layer: Annotated[str | None, typer.Option(help=f"Only this layer: {', '.join(LAYERS)}.")] = None,
-    pid: Annotated[int | None, typer.Option("--pid", "-p", min=0, help="Only memory of this process.")] = None,
-    memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory for sums over events; beyond it they go to disk.")
-    ] = DEFAULT_MEMORY,
+    layer: LayerOption = None,
+    pid: PidOption = None,
+    memory: MemoryOption = DEFAULT_MEMORY,
 ) -> None:
     """Write what a run keeps into a small file that 'leakscope check --baseline' compares with.
 
@@ -48,8 +45,6 @@ def baseline(
     from leakscope.gate.baseline import MAX_BYTES, baseline_text, is_told, looks_like_baseline
 
     assert action is Action.UPDATE
-    if layer is not None and layer not in LAYERS:
-        raise BadInputError(f"--layer {layer}: no such layer; the layers are {', '.join(LAYERS)}")
     require_place(output)
     if output.exists() and not looks_like_baseline(read_text(output, MAX_BYTES, "baseline file").encode()):
         raise BadInputError(f"{output}: exists and is no baseline file; it is not replaced")

@@ -56,7 +56,7 @@ def simulate(
     """
     from leakscope.cache.simulate import INFINITE, Options, policy_of, replay
     from leakscope.cache.traces import read_trace
-    from leakscope.cli.quantities import seconds
+    from leakscope.quantities import seconds
 
     options = Options(
         by_bytes=any(item.strip()[-1:].isalpha() for item in capacity.split(",")),
@@ -224,7 +224,7 @@ def graphs(
 
 def _capacities(text: str, trace: Trace, by_bytes: bool) -> list[float]:
     """Capacities of a list. Raises BadInputError, which names the option."""
-    from leakscope.cli.quantities import size_bytes
+    from leakscope.quantities import size_bytes
 
     whole = trace.distinct_bytes if by_bytes else trace.distinct
     found: list[float] = []

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leakscope.cli.attribute import DEFAULT_MEMORY
 from leakscope.cli.live import DurationOption
+from leakscope.cli.options import DEFAULT_MEMORY, LayerOption, MemoryOption, PidOption, WarmupOption
 from leakscope.errors import BadInputError
-from leakscope.model.words import LAYERS
 
 if TYPE_CHECKING:
     from leakscope.correlate.wrapper_rules import WrapperRules
@@ -70,14 +69,9 @@ def check(
         typer.Option("--github", help=f"Print annotations for GitHub Actions, and add to ${SUMMARY_VARIABLE}."),
     ] = False,
     summary: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a summary in Markdown too.")] = None,
-    layer: Annotated[str | None, typer.Option(help=f"Only this layer: {', '.join(LAYERS)}.")] = None,
-    pid: Annotated[int | None, typer.Option("--pid", "-p", min=0, help="Only memory of this process.")] = None,
-    warmup: Annotated[
-        float | None,
-        typer.Option(
-            min=0, metavar="SECONDS", help="Seconds of each process's life to leave out; default a fifth of it."
-        ),
-    ] = None,
+    layer: LayerOption = None,
+    pid: PidOption = None,
+    warmup: WarmupOption = None,
     wrappers: Annotated[
         Path | None,
         typer.Option(
@@ -86,9 +80,7 @@ def check(
         ),
     ] = None,
     duration: DurationOption = None,
-    memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory for sums over events; beyond it they go to disk.")
-    ] = DEFAULT_MEMORY,
+    memory: MemoryOption = DEFAULT_MEMORY,
 ) -> int:
     """Pass or fail on memory: exit 0 when nothing leaks, 1 when something does (or regressed, or is over its budget),
     3 when the evidence cannot tell.
@@ -103,8 +95,6 @@ def check(
 
     for file in filter(None, (junit, sarif, summary)):
         require_place(file)
-    if layer is not None and layer not in LAYERS:
-        raise BadInputError(f"--layer {layer}: no such layer; the layers are {', '.join(LAYERS)}")
     rules = _rules(budget, suppressions or [], allow_inconclusive, per)
     if per is not None and not baseline:
         raise BadInputError(f"--per {per}: is the unit of a comparison; give a --baseline")

@@ -10,9 +10,7 @@ from typing import Annotated
 import typer
 
 from leakscope.cli import warn
-from leakscope.cli.attribute import DEFAULT_MEMORY
-from leakscope.errors import BadInputError
-from leakscope.model.words import LAYERS
+from leakscope.cli.options import DEFAULT_MEMORY, LayerOption, MemoryOption, PidOption, WarmupOption
 
 
 def diff(
@@ -28,17 +26,10 @@ def diff(
             "these that both runs have].",
         ),
     ] = None,
-    layer: Annotated[str | None, typer.Option(help=f"Only this layer: {', '.join(LAYERS)}.")] = None,
-    pid: Annotated[int | None, typer.Option("--pid", "-p", min=0, help="Only memory of this process.")] = None,
-    warmup: Annotated[
-        float | None,
-        typer.Option(
-            min=0, metavar="SECONDS", help="Seconds of each process's life to leave out; default a fifth of it."
-        ),
-    ] = None,
-    memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory for sums over events; beyond it they go to disk.")
-    ] = DEFAULT_MEMORY,
+    layer: LayerOption = None,
+    pid: PidOption = None,
+    warmup: WarmupOption = None,
+    memory: MemoryOption = DEFAULT_MEMORY,
 ) -> None:
     """Compare two runs: what B keeps and how fast it grows against A, by layer, site and counter.
 
@@ -49,8 +40,6 @@ def diff(
     from leakscope.detect.attribution import Options
     from leakscope.detect.difference import difference
 
-    if layer is not None and layer not in LAYERS:
-        raise BadInputError(f"--layer {layer}: no such layer; the layers are {', '.join(LAYERS)}")
     options = Options(layer=layer, pid=pid, warm_up_s=warmup)
     reports = [report_of([path], options, memory, runs=True) for path in (a, b)]
     warn(

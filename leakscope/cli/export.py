@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leakscope.cli import warn
-from leakscope.cli.attribute import DEFAULT_MEMORY
 from leakscope.cli.live import DurationOption
+from leakscope.cli.options import DEFAULT_MEMORY, LayerOption, MemoryOption, PidOption, WarmupOption
 from leakscope.errors import BadInputError
-from leakscope.model.words import KINDS, LAYERS
+from leakscope.model.words import KINDS
 from leakscope.report.text import printable, size
 
 if TYPE_CHECKING:
@@ -94,18 +94,13 @@ def export(
     table: Annotated[
         Table | None, typer.Option("--table", help="csv, parquet: which rows.  [default: sites]", show_default=False)
     ] = None,
-    layer: Annotated[str | None, typer.Option(help=f"Only this layer: {', '.join(LAYERS)}.")] = None,
+    layer: LayerOption = None,
     kind: Annotated[
         list[str] | None,
         typer.Option(metavar="KIND", help="folded, speedscope, pprof: only this kind of memory, e.g. pool_block."),
     ] = None,
-    pid: Annotated[int | None, typer.Option("--pid", "-p", min=0, help="Only memory of this process.")] = None,
-    warmup: Annotated[
-        float | None,
-        typer.Option(
-            min=0, metavar="SECONDS", help="Seconds of each process's life to leave out; default a fifth of it."
-        ),
-    ] = None,
+    pid: PidOption = None,
+    warmup: WarmupOption = None,
     sites: Annotated[
         int | None,
         typer.Option(
@@ -115,9 +110,7 @@ def export(
         ),
     ] = None,
     duration: DurationOption = None,
-    memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory for sums over events; beyond it they go to disk.")
-    ] = DEFAULT_MEMORY,
+    memory: MemoryOption = DEFAULT_MEMORY,
 ) -> None:
     """Write what the evidence shows for other tools: flame graphs (folded, speedscope, pprof), a trace (perfetto),
     tables (csv, parquet), the graph of the chains (graphml, dot), metrics (prometheus, otel).
@@ -158,8 +151,6 @@ def export(
 
 
 def _refuse_options(to: Format, of: Of | None, table: Table | None, layer: str | None, kind: list[str] | None) -> None:
-    if layer is not None and layer not in LAYERS:
-        raise BadInputError(f"--layer {layer}: no such layer; the layers are {', '.join(LAYERS)}")
     unknown = next((one for one in kind or [] if one not in KINDS), None)
     if unknown is not None:
         raise BadInputError(f"--kind {unknown}: no such kind; the kinds are {', '.join(KINDS)}")

@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from leakscope.cli.evidence import opened_evidence
 from leakscope.cli.live import DurationOption, PoolOption
-from leakscope.cli.quantities import seconds
-
-if TYPE_CHECKING:
-    pass
-
-DEFAULT_MEMORY = "2GiB"
+from leakscope.cli.options import DEFAULT_MEMORY, MemoryOption
+from leakscope.quantities import seconds
 
 
 def liveness(
@@ -59,9 +55,7 @@ def liveness(
     top: Annotated[int, typer.Option(min=1, max=10_000, help="Keepers and stale objects to list.")] = 20,
     duration: DurationOption = None,
     pool_blocks: PoolOption = None,
-    memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory for sums over events; beyond it they go to disk.")
-    ] = DEFAULT_MEMORY,
+    memory: MemoryOption = DEFAULT_MEMORY,
 ) -> None:
     """Say who keeps memory alive: classes of objects, holders and what they retain, what is held or allocated and not
     used, why an object is alive."""

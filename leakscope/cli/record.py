@@ -98,8 +98,8 @@ def record(
     """
     import time
 
-    from leakscope.cli.quantities import seconds, size_bytes
     from leakscope.errors import BadInputError, ExitCode
+    from leakscope.quantities import seconds, size_bytes
     from leakscope.record.capabilities import require_capable
     from leakscope.record.options import RecordOptions
     from leakscope.record.recorder import Recorder
@@ -151,8 +151,8 @@ def record(
 
 def _ring_bytes(text: str) -> int:
     """A size such as 64MiB or 65536; raises BadInputError unless it is a power of two of at least a page."""
-    from leakscope.cli.quantities import size_bytes
     from leakscope.errors import BadInputError
+    from leakscope.quantities import size_bytes
 
     value = size_bytes(text, "--ring")
     if value < 4096 or value & (value - 1) or value > 2 << 30:

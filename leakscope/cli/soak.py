@@ -69,7 +69,7 @@ def soak(
     The looks share one chance of a false alarm, 5 % in 72 hours. Own text goes to stderr, the report to stdout. Needs
     what `record` needs; --replay needs nothing.
     """
-    from leakscope.cli.quantities import seconds, size_bytes
+    from leakscope.quantities import seconds, size_bytes
     from leakscope.soak.watch import Plan
 
     if time_scale is not None and replay is None:

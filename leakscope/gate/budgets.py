@@ -28,10 +28,10 @@ from functools import cached_property
 from typing import Any
 
 from leakscope.errors import BadInputError
-from leakscope.gate.amounts import amount, rate_per_s
 from leakscope.model.frames import parsed_frame
 from leakscope.model.results import Site
 from leakscope.model.words import LAYERS
+from leakscope.quantities import amount, rate_per_s
 
 MAX_BYTES = 1 << 20
 MAX_RULES = 1000

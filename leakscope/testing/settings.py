@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from leakscope.cli.quantities import size_bytes
 from leakscope.errors import BadInputError
 from leakscope.model.words import LAYERS
+from leakscope.quantities import size_bytes
 
 MIN_REPEAT = 4  # leakscope.detect.growth.MIN_ITERATIONS, without its imports
 
