@@ -1,4 +1,4 @@
-"""Sizes, times and rates as people type them: in options, in files of budgets, in markers of tests."""
+"""Sizes, times and rates as people type them (in options, files of budgets, markers of tests) and as they read them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ _TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d
 _PERIODS = ("s", "m", "min", "h", "d")
 _NUMBER = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)")
 LEAST_INTERVAL_S = 0.05
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def size_bytes(text: str, option: str) -> int:
@@ -63,3 +64,31 @@ def _size(text: str) -> float | None:
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def size(value: float) -> str:
+    """Bytes with a binary unit: ``0 B``, ``1.5 KiB``, ``-25.0 MiB``."""
+    if not math.isfinite(value):
+        return "?"
+    amount, unit = abs(float(value)), 0
+    while amount >= 1023.95 and unit < len(_UNITS) - 1:
+        amount /= 1024
+        unit += 1
+    number = f"{amount:.0f}" if unit == 0 else f"{amount:.1f}"
+    sign = "-" if value < 0 and float(number) else ""
+    return f"{sign}{number} {_UNITS[unit]}"
+
+
+def exact(value: int) -> str:
+    """Bytes exactly, with the readable form where it says more: ``26,214,400 B (25.0 MiB)``."""
+    return f"{value:,} B" if abs(value) < 1024 else f"{value:,} B ({size(value)})"
+
+
+def rate(value: float) -> str:
+    """Bytes per second with a binary unit."""
+    return f"{size(value)}/s"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 object``, ``3,000 objects``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from leakscope.detect.sentence import sentence
 from leakscope.model.results import (
     Chain,
     ChainLink,
@@ -21,9 +22,10 @@ from leakscope.model.results import (
     Site,
     Verdict,
 )
+from leakscope.quantities import counted, exact, rate, size
 from leakscope.report.json import report_json
-from leakscope.report.terminal import plain_lines, print_report, sentence
-from leakscope.report.text import counted, exact, printable, rate, size
+from leakscope.report.terminal import plain_lines, print_report
+from leakscope.report.text import printable
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from leakscope.cli.main import main
+from leakscope.cli.options import wrapper_rules
 from leakscope.correlate.stacks import Frame
-from leakscope.correlate.wrapper_rules import read_rules, using
+from leakscope.correlate.wrapper_rules import using
 from leakscope.correlate.wrappers import is_plumbing
 from leakscope.errors import BadInputError
 from tests.event_files import EventFile
@@ -46,7 +47,7 @@ def test_a_rule_of_each_kind_decides(tmp_path: Path, key: str) -> None:
         "files": Frame("take", "/app/pool.py", 3, kind="python"),
         "culprits": Frame("malloc", module="/app/server"),
     }
-    frame, found = frames[key], read_rules(rules(tmp_path / "w.toml", f'[wrappers]\n{key} = ["{names[key]}"]\n'))
+    frame, found = frames[key], wrapper_rules(rules(tmp_path / "w.toml", f'[wrappers]\n{key} = ["{names[key]}"]\n'))
 
     before = is_plumbing(frame)
     with using(found):
@@ -57,7 +58,7 @@ def test_a_rule_of_each_kind_decides(tmp_path: Path, key: str) -> None:
 
 
 def test_a_name_with_brackets_is_a_name(tmp_path: Path) -> None:
-    with using(read_rules(rules(tmp_path / "w.toml", '[wrappers]\nfunctions = ["pool[int]::get"]\n'))):
+    with using(wrapper_rules(rules(tmp_path / "w.toml", '[wrappers]\nfunctions = ["pool[int]::get"]\n'))):
         assert is_plumbing(Frame("pool[int]::get")) and not is_plumbing(Frame("pooli::get"))
 
 
@@ -75,7 +76,7 @@ def test_attribute_passes_over_wrappers_that_the_user_names(tmp_path: Path) -> N
 def test_check_takes_them_from_the_file_of_budgets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = wrapped_leak().write(tmp_path / "e.csv")
     budgets = '[[site]]\nframes = "handle_login"\nkept = "1MiB"\n'
-    table = rules(tmp_path / "leakscope.toml", budgets + '[wrappers]\nfunctions = ["site_*"]\n')
+    table = rules(tmp_path / "leakscope.toml", "\ufeff" + budgets + '[wrappers]\nfunctions = ["site_*"]\n')
 
     codes, found = [], []
     for more in ([], ["--budget", str(table)]):
@@ -98,7 +99,7 @@ def test_check_takes_them_from_the_file_of_budgets(tmp_path: Path, capsys: pytes
 )
 def test_a_wrong_table_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(BadInputError) as refused:
-        read_rules(rules(tmp_path / "w.toml", text))
+        wrapper_rules(rules(tmp_path / "w.toml", text))
 
     assert said in str(refused.value) and "\n" not in str(refused.value)
 

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leakscope.cli.live import DurationOption, PoolOption
-from leakscope.cli.options import DEFAULT_MEMORY, LayerOption, MemoryOption, PidOption, WarmupOption
+from leakscope.cli.options import (
+    DEFAULT_MEMORY,
+    LayerOption,
+    MemoryOption,
+    PidOption,
+    WarmupOption,
+    WrappersOption,
+    wrapper_rules,
+)
 from leakscope.errors import BadInputError, ExitCode
 
 if TYPE_CHECKING:
@@ -56,10 +64,7 @@ def attribute(
         str | None,
         typer.Option(metavar="SIZE", help="Forecast when leaks reach this; default the limit of the control group."),
     ] = None,
-    wrappers: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="TOML file whose [wrappers] name frames that are never the culprit."),
-    ] = None,
+    wrappers: WrappersOption = None,
     duration: DurationOption = None,
     pool_blocks: PoolOption = None,
     memory: MemoryOption = DEFAULT_MEMORY,
@@ -70,7 +75,6 @@ def attribute(
     Memory of a process counts as kept when its exit begins; of short-lived ones only what outlives them.
     """
     from leakscope.correlate.joins.driver import JoinOptions
-    from leakscope.correlate.wrapper_rules import NO_RULES, read_rules
     from leakscope.detect.attribution import Options
     from leakscope.quantities import size_bytes
 
@@ -80,8 +84,7 @@ def attribute(
         writer_of(chains)  # a wrong suffix is said before the work
     how = JoinOptions(round(kernel_window_us * 1000), round(gpu_window_us * 1000), stack_frames)
     limit_bytes = size_bytes(limit, "--limit") if limit else None
-    rules = read_rules(wrappers) if wrappers else NO_RULES
-    options = Options(layer, pid, warmup, max(top, 20), how, limit_bytes, rules)
+    options = Options(layer, pid, warmup, max(top, 20), how, limit_bytes, wrapper_rules(wrappers))
     report = report_of(evidence, options, memory, duration, pool_blocks)
     if chains is not None:
         write_graph(report.chains, chains)

@@ -10,7 +10,8 @@ import typer
 
 from leakscope.cli.options import DEFAULT_MEMORY, LayerOption, MemoryOption, PidOption
 from leakscope.errors import BadInputError
-from leakscope.report.text import counted, printable
+from leakscope.quantities import counted
+from leakscope.report.text import printable
 
 DEFAULT_FILE = Path("leakscope-baseline.json")
 

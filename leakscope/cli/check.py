@@ -13,11 +13,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leakscope.cli.live import DurationOption
-from leakscope.cli.options import DEFAULT_MEMORY, LayerOption, MemoryOption, PidOption, WarmupOption
+from leakscope.cli.options import (
+    DEFAULT_MEMORY,
+    LayerOption,
+    MemoryOption,
+    PidOption,
+    WarmupOption,
+    WrappersOption,
+    wrapper_rules,
+)
 from leakscope.errors import BadInputError
 
 if TYPE_CHECKING:
-    from leakscope.correlate.wrapper_rules import WrapperRules
     from leakscope.detect.attribution import Options
     from leakscope.detect.profile import Profile
     from leakscope.gate.decide import Rules
@@ -72,13 +79,7 @@ def check(
     layer: LayerOption = None,
     pid: PidOption = None,
     warmup: WarmupOption = None,
-    wrappers: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="TOML file whose [wrappers] name frames that are never the culprit [default: --budget's].",
-        ),
-    ] = None,
+    wrappers: WrappersOption = None,
     duration: DurationOption = None,
     memory: MemoryOption = DEFAULT_MEMORY,
 ) -> int:
@@ -98,27 +99,13 @@ def check(
     rules = _rules(budget, suppressions or [], allow_inconclusive, per)
     if per is not None and not baseline:
         raise BadInputError(f"--per {per}: is the unit of a comparison; give a --baseline")
-    wrapper_rules = _wrapper_rules(wrappers, budget)
-    options = Options(layer=layer, pid=pid, warm_up_s=warmup, wrappers=wrapper_rules)
+    options = Options(layer=layer, pid=pid, warm_up_s=warmup, wrappers=wrapper_rules(wrappers, budget))
     base = profile(baseline, options, memory) if baseline else None
     report = judged(evidence, options, memory, duration)
     report, gate = decide(report, rules, base, " ".join(sorted(baseline or [])))
     _write(gate, sorted(evidence), junit, sarif, summary, github)
     _print(report, gate, sorted(evidence), as_json, github)
     return gate.exit_code
-
-
-def _wrapper_rules(wrappers: Path | None, budget: Path | None) -> WrapperRules:
-    """Of the file that was named, else of the budgets' own file where it has some."""
-    import tomllib
-
-    from leakscope.correlate.wrapper_rules import NO_RULES, TABLE, read_rules
-
-    if wrappers is not None:
-        return read_rules(wrappers)
-    if budget is not None and TABLE in tomllib.loads(budget.read_text()):  # it was parsed before
-        return read_rules(budget)
-    return NO_RULES
 
 
 def _rules(budget: Path | None, suppressions: list[Path], allow_inconclusive: bool, per: str | None) -> Rules:

@@ -16,7 +16,8 @@ from leakscope.cli.live import DurationOption
 from leakscope.cli.options import DEFAULT_MEMORY, LayerOption, MemoryOption, PidOption, WarmupOption
 from leakscope.errors import BadInputError
 from leakscope.model.words import KINDS
-from leakscope.report.text import printable, size
+from leakscope.quantities import size
+from leakscope.report.text import printable
 
 if TYPE_CHECKING:
     from leakscope.cli.evidence import Gathered

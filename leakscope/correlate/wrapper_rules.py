@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
 
 from leakscope.errors import BadInputError
 
@@ -69,30 +68,27 @@ def using(rules: WrapperRules) -> Iterator[None]:
         _active.reset(token)
 
 
-def read_rules(path: Path) -> WrapperRules:
-    """The ``[wrappers]`` of a TOML file; other tables in it are of others. Raises BadInputError: one line that says
-    what is wrong and where."""
+def parse_rules(text: str, path: str) -> WrapperRules | None:
+    """The ``[wrappers]`` of the text of a TOML file, None where it has none; other tables in it are of others.
+
+    Raises BadInputError: one line that says what is wrong and where.
+    """
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise BadInputError(f"{path}: {error.strerror or error}") from None
-    if len(text) > MAX_BYTES:
-        raise BadInputError(f"{path}: longer than {MAX_BYTES:,} bytes; no table of wrappers is")
-    try:
-        data = tomllib.loads(text.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadInputError(f"{path}: not TOML: {(str(error) or type(error).__name__).splitlines()[0]}") from None
     table = data.get(TABLE)
+    if table is None:
+        return None
     if not isinstance(table, dict):
-        raise BadInputError(f"{path}: no table [{TABLE}]; write [{TABLE}] and below it {', '.join(KEYS)}")
+        raise BadInputError(f"{path}: {TABLE} is no table; write [{TABLE}] and below it {', '.join(KEYS)}")
     for key in table:
         if key not in KEYS:
             raise BadInputError(f"{path}: [{TABLE}] has no {key!r}; known are {', '.join(KEYS)}")
     return WrapperRules(**{key: _pattern(path, key, table[key]) for key in KEYS if key in table})
 
 
-def _pattern(path: Path, key: str, names: object) -> re.Pattern[str] | None:
+def _pattern(path: str, key: str, names: object) -> re.Pattern[str] | None:
     if not isinstance(names, list) or not all(isinstance(name, str) and 0 < len(name) <= MAX_PATTERN for name in names):
         raise BadInputError(f"{path}: {key} is a list of names of 1 to {MAX_PATTERN} characters")
     if len(names) > MAX_RULES:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from leakscope.detect.pair import Comparison, compare
 from leakscope.detect.profile import Key, Profile, Side, fingerprint, key_of, known_of, profile_of, stable_frame
+from leakscope.detect.sentence import sentence
 from leakscope.errors import ExitCode
 from leakscope.gate.budgets import Budget
 from leakscope.gate.measure import budget_checks
 from leakscope.gate.suppressions import Suppression, names_of, suppressing, suppressing_verdict
 from leakscope.model.gate import OUTCOMES, Check, Difference, Gate, SiteChange, Suppressed
 from leakscope.model.results import Chain, Report, Site, Verdict
-from leakscope.report.terminal import sentence
 
 MAX_CHANGES = 500
 """Changed sites that are listed, those that gained most bytes first."""

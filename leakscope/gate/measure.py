@@ -12,7 +12,7 @@ from leakscope.gate.budgets import Budget
 from leakscope.model.gate import Check
 from leakscope.model.results import Growth, Report, Site
 from leakscope.model.runs import CounterCourse, Run
-from leakscope.report.text import size
+from leakscope.quantities import size
 
 Z95 = 1.96
 BACKED = frozenset({"heap", "pool_block"})

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from leakscope.model.calibration import Calibrated
-from leakscope.report.text import printable, size
+from leakscope.quantities import size
+from leakscope.report.text import printable
 
 
 def print_calibration(console: Console, calibrated: Sequence[Calibrated]) -> None:

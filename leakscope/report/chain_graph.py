@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from leakscope.errors import BadInputError
 from leakscope.model.results import Chain, ChainLink
-from leakscope.report.text import printable, size
+from leakscope.quantities import size
+from leakscope.report.text import printable
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from leakscope.cache.graphs import Correlation, GraphLaunches
 from leakscope.cache.inconsistency import Checked
-from leakscope.report.text import counted, printable
+from leakscope.quantities import counted
+from leakscope.report.text import printable
 
 
 def print_checks(console: Console, checks: Sequence[Checked]) -> None:

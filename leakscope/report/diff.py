@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from leakscope.model.diff import CounterDiff, Diff, Holding, SiteDiff
-from leakscope.report.text import counted, printable, rate, size
+from leakscope.quantities import counted, rate, size
+from leakscope.report.text import printable
 
 SIGNS = {"new": "+ new", "grown": "↑ grown", "improved": "↓ less", "vanished": "- gone"}
 _STYLES = {"leak": "bold red", "inconclusive": "bold yellow", "not_leak": "bold green"}

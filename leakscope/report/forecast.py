@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from leakscope.model.forecast import Forecast
-from leakscope.report.text import size
+from leakscope.quantities import size
 
 
 def duration(seconds: float) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 
 from leakscope.model.gate import Check, Gate, SiteChange
 from leakscope.model.results import Report
+from leakscope.quantities import counted, exact, size
 from leakscope.report.json import report_json
-from leakscope.report.text import counted, exact, printable, size
+from leakscope.report.text import printable
 
 _WORDS = {"pass": "PASS", "fail": "FAIL", "inconclusive": "INCONCLUSIVE"}
 _STYLES = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow", "suppressed": "dim", "known": "dim"}

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from leakscope.model.frames import parsed_frame
 from leakscope.model.gate import Check, Gate, SiteChange
+from leakscope.quantities import counted, exact, size
 from leakscope.report.sarif import relative
-from leakscope.report.text import counted, exact, printable, size
+from leakscope.report.text import printable
 
 MAX_ANNOTATIONS = 10
 """Of errors, of warnings and of notices: GitHub shows so many of a step."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from leakscope.report.text import counted, printable
+from leakscope.quantities import counted
+from leakscope.report.text import printable
 
 _NOUNS = {
     "mem_events": "memory event",

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from leakscope.cache.hashes import HashMeasure
 from leakscope.cache.keys import Collisions, Keys
-from leakscope.report.text import counted, printable
+from leakscope.quantities import counted
+from leakscope.report.text import printable
 
 EXPLODES = 1.5
 """From this many keys for each key without a part, the part is named."""

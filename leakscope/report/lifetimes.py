@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from leakscope.cache.ttl import Lifetimes
+from leakscope.quantities import exact
 from leakscope.report.stores import MAX_GROUPS, span
-from leakscope.report.text import exact, printable
+from leakscope.report.text import printable
 
 
 def print_lifetimes(console: Console, found: Sequence[Lifetimes]) -> None:

@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from leakscope.model.liveness import CLASSES, SCHEMA, Keeper, Liveness, Pool, SourceLiveness, Stale, Step, Why
-from leakscope.report.text import counted, printable, size
+from leakscope.quantities import counted, size
+from leakscope.report.text import printable
 
 if TYPE_CHECKING:
     from leakscope.liveness.graph import Graph

@@ -10,8 +10,8 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from leakscope.model.liveness import EDGE_KINDS, KEEPING
+from leakscope.quantities import size
 from leakscope.report.chain_graph import XML_UNSAFE, quoted, write_aside
-from leakscope.report.text import size
 
 if TYPE_CHECKING:
     from leakscope.liveness.graph import Graph

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from leakscope.cache.simulate import Replay
 from leakscope.cache.traces import Trace
-from leakscope.report.text import counted, printable, size
+from leakscope.quantities import counted, size
+from leakscope.report.text import printable
 
 UNORDERED = "references are earlier than one before them and count as simultaneous with it"
 NOTES = (

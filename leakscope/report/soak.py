@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from leakscope.model.soak import CounterState, Happening, Look, SoakState, SoakSummary
+from leakscope.quantities import counted, rate, size
 from leakscope.report.forecast import duration, forecast_line
-from leakscope.report.text import counted, printable, rate, size
+from leakscope.report.text import printable
 
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {"leak": "bold red", "inconclusive": "yellow", "not_leak": "green"}

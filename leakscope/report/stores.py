@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 
 from leakscope.model.stores import Figure, KeyGroup, StoreAudit
-from leakscope.report.text import counted, exact, printable, size
+from leakscope.quantities import counted, exact, size
+from leakscope.report.text import printable
 
 MAX_GROUPS = 10
 MAX_LARGEST = 3

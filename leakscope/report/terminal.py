@@ -14,13 +14,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from leakscope.detect.sentence import culprit_of, sentence
 from leakscope.model.results import Chain, ChainLink, Report, Row, Site, Touches, Verdict
+from leakscope.quantities import counted, exact, rate, size
 from leakscope.report.calibration import print_calibration
 from leakscope.report.forecast import forecast_line
 from leakscope.report.imports import import_lines
 from leakscope.report.joins import evidence_of_link, join_lines
 from leakscope.report.stores import groups_table, store_lines
-from leakscope.report.text import counted, exact, printable, rate, size
+from leakscope.report.text import printable
 
 _LONG_PATH = re.compile(r"\((?=[^()]{40})[^()]*/([^()/]+:\d+)\)$")
 _STYLES = {"leak": "bold red", "inconclusive": "bold yellow", "not_leak": "bold green"}
@@ -53,27 +55,6 @@ def print_report(console: Console, report: Report, top: int = 10) -> None:
     _rows(console, "losses", report.losses)
     _reconciliation(console, report.reconciliation)
     _next(console, report)
-
-
-def sentence(verdict: Verdict) -> str:
-    """The verdict in one sentence."""
-    frame = _culprit(verdict)
-    if verdict.verdict == "not_leak" or not verdict.growth:
-        said = verdict.reasons[:1] if verdict.verdict == "leak" else verdict.reasons  # the rest stands below
-        return f"{'; '.join(said) or verdict.kind} ({verdict.kind})"
-    if not verdict.kept_objects:  # counters count no objects
-        return f"{frame}: {verdict.layer or 'memory'} grows by {rate(verdict.growth.bytes_per_s)} ({verdict.kind})"
-    what = "keeps" if verdict.verdict == "leak" else "may leak: it keeps"
-    return (
-        f"{frame} {what} {exact(verdict.kept_bytes)} of {verdict.layer} memory in "
-        f"{counted(verdict.kept_objects, 'object')}, growing by {rate(verdict.growth.bytes_per_s)} ({verdict.kind})"
-    )
-
-
-def _culprit(verdict: Verdict) -> str:
-    """The frame, else the counter or the object that shows the cause."""
-    culprit = verdict.culprit
-    return (culprit and (culprit.frame or culprit.counter or culprit.object)) or "unknown code"
 
 
 def _verdict(console: Console, report: Report) -> None:
@@ -125,7 +106,7 @@ def _capture_names(report: Report) -> dict[int, str]:
 def _finding(console: Console, number: int, finding: Verdict, chains: dict[str, Chain], report: Report) -> None:
     assert finding.culprit is not None
     head = Text(f"{number}. {finding.layer or 'memory'}: ", _STYLES[finding.verdict])
-    head.append(printable(_culprit(finding)), "bold")
+    head.append(printable(culprit_of(finding)), "bold")
     head.append(f"  {finding.kind}, confidence {finding.confidence:.2f}", "dim")
     capture = finding.sites[0].partition(":")[0] if finding.sites else ""
     if capture.isdigit() and (of := _capture_names(report).get(int(capture))):

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from leakscope.model.frames import parsed_frame
 from leakscope.model.results import Report, Site
-from leakscope.report.text import counted, printable, size
+from leakscope.quantities import counted, size
+from leakscope.report.text import printable
 
 MEASURES = {
     "live": ("live bytes", "bytes"),
