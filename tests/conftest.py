@@ -104,6 +104,22 @@ def planted_recording(run: Planted, tmp_path_factory: pytest.TempPathFactory) ->
     return write_recording(tmp_path_factory.mktemp("planted") / "run.lscope", run)
 
 
+@pytest.fixture(scope="module")
+def leaky() -> Path:
+    """What vLLM published while three requests were never freed (kv_recorded.py)."""
+    from kv_recorded import recorded
+
+    return recorded()
+
+
+@pytest.fixture(scope="module")
+def pinned() -> set[str]:
+    """The blocks that are pinned in it."""
+    from kv_recorded import truly_pinned
+
+    return truly_pinned()
+
+
 @pytest.fixture
 def opened() -> Iterator[Callable[..., Any]]:
     """Opens captures for joins (planted.Opened) until the test ends."""

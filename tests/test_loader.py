@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from recording import BIN, LEAKSCOPE, ROOT, Recording, hiding, record, sample, shell
 
 import bpf_programs
+from leakscope.capture import Capture
 from leakscope.errors import BadInputError, ExitCode, NotCapableError
 from leakscope.record import bcc_location
 from leakscope.record.loader import LOADERS, ProgramConfig, choose, choose_why, load
@@ -59,6 +61,20 @@ both = pytest.mark.parametrize("loader", ["bcc", "core"])
 @both
 def test_the_manifest_names_the_loader(recorded: Callable[[str], Recording], loader: str) -> None:
     assert recorded(loader).capture.manifest.sources[0].loader == loader
+
+
+@pytest.mark.bpf
+@both
+def test_a_relative_name_is_of_the_folder_where_record_was_called(
+    can_record: None, core: None, loader: str, tmp_path: Path
+) -> None:
+    command = [*LEAKSCOPE, "record", "--loader", loader, "-o", "here.lscope", "--", "pwd"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path}\n"), done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["here.lscope"]
+    assert Capture.open(tmp_path / "here.lscope").manifest.complete
 
 
 @pytest.mark.bpf
