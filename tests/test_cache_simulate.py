@@ -296,9 +296,19 @@ CONVERSATION = "mooncake-fast25-conversation_trace.jsonl.gz"
 def test_a_saved_trace_is_measured_to_the_reference() -> None:
     trace = read_trace(saved(SYNTHETIC))
     assert (len(trace.objects), trace.distinct) == (121_877, 43_924)
-    misses = {name: replay(trace, name, 5_000).misses for name in ("lru", "decayed", "belady")}
-    assert misses == {"lru": 87_859, "decayed": 95_874, "belady": 57_742}  # the decay: 6.6 points worse than LRU here
+    misses = {name: replay(trace, name, 5_000).misses for name in ("decayed", "belady")}
+    assert misses == {"decayed": 95_874, "belady": 57_742}  # the decay: 6.6 points worse than LRU's 87,859
     assert replay(trace, "infinite", 1).misses == 43_924
+
+
+@pytest.mark.parametrize(
+    ("name", "misses"),
+    [(SYNTHETIC, {"lru": 87_859, "lru-2": 97_828}), (CLOUDPHYSICS, {"lru": 91_527, "lru-2": 89_798})],
+)
+def test_whole_traces_miss_as_often_as_in_libcachesim(name: str, misses: dict[str, int]) -> None:
+    """Its counts (0.3.5, 5,000 objects), written down: the next test asks itself, where it is."""
+    trace = read_trace(saved(name))
+    assert {policy: replay(trace, policy, 5_000).misses for policy in misses} == misses
 
 
 @pytest.mark.parametrize("name", [SYNTHETIC, CLOUDPHYSICS, CONVERSATION])
