@@ -96,6 +96,20 @@ def test_a_reader_that_has_enough_is_no_error_message(tmp_path: Path) -> None:
     assert process.wait() == 5
 
 
+SAMPLE = ROOT / "samples" / "ci" / "captures" / "refactored.lscope.tar"
+
+
+@pytest.mark.parametrize("arguments", [("cache", "keys"), ("check", SAMPLE), ("attribute", SAMPLE, "--exit-code")])
+def test_no_report_that_nobody_reads_is_taken_for_a_leak(arguments: tuple[object, ...]) -> None:
+    # given a reader that has left before anything is printed
+    reader, pipe = os.pipe()
+    os.close(reader)
+    # then the exit code is not 1, which would be a leak
+    done = leakscope(*arguments, stdout=pipe)
+    os.close(pipe)
+    assert (done.returncode, done.stderr) == (5, "")
+
+
 def test_an_output_that_is_full_is_exit_5(tmp_path: Path) -> None:
     path = small_capture(tmp_path / "a.lscope")
     full = os.open("/dev/full", os.O_WRONLY)

@@ -94,11 +94,10 @@ def attribute(
         json.dump(report_json(report), sys.stdout, indent=1, allow_nan=False)
         print()
     else:
-        from rich.console import Console
-
+        from leakscope.report.console import ReportConsole
         from leakscope.report.terminal import print_report
 
-        print_report(Console(highlight=False), report, top)
+        print_report(ReportConsole(), report, top)
     if not exit_code:
         return ExitCode.DONE
     codes = {"leak": ExitCode.LEAK_FOUND, "inconclusive": ExitCode.INCONCLUSIVE}

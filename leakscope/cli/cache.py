@@ -79,11 +79,10 @@ def simulate(
         json.dump(body, sys.stdout, indent=1, allow_nan=False)
         print()
         return
-    from rich.console import Console
-
+    from leakscope.report.console import ReportConsole
     from leakscope.report.simulate import print_replays
 
-    print_replays(Console(highlight=False), str(trace), requests, replays, options.by_bytes)
+    print_replays(ReportConsole(), str(trace), requests, replays, options.by_bytes)
 
 
 @cache.command()
@@ -120,11 +119,10 @@ def keys(
         json.dump(body, sys.stdout, indent=1, allow_nan=False)
         print()
         return
-    from rich.console import Console
-
+    from leakscope.report.console import ReportConsole
     from leakscope.report.keys import print_keys
 
-    print_keys(Console(highlight=False), str(requests or ""), found, chances, hashes)
+    print_keys(ReportConsole(), str(requests or ""), found, chances, hashes)
 
 
 @cache.command()
@@ -158,12 +156,11 @@ def ttl(
         json.dump(body | ({"plan": lines} if plan else {}), sys.stdout, indent=1, allow_nan=False)
         print()
         return
-    from rich.console import Console
-
+    from leakscope.report.console import ReportConsole
     from leakscope.report.lifetimes import print_lifetimes
     from leakscope.report.text import printable
 
-    print_lifetimes(Console(highlight=False), found)
+    print_lifetimes(ReportConsole(), found)
     if plan:
         print("\n# nothing of this was done" if lines else "\n# nothing to clean")
         for line in lines:
@@ -189,11 +186,10 @@ def consistency(
         json.dump({"checks": [check.to_json() for check in checks]}, sys.stdout, indent=1, allow_nan=False)
         print()
     else:
-        from rich.console import Console
-
         from leakscope.report.consistency import print_checks
+        from leakscope.report.console import ReportConsole
 
-        print_checks(Console(highlight=False), checks)
+        print_checks(ReportConsole(), checks)
     if exit_code and any(check.found for check in checks):
         raise typer.Exit(ExitCode.LEAK_FOUND)
 
@@ -215,11 +211,10 @@ def graphs(
         json.dump(found.to_json(), sys.stdout, indent=1, allow_nan=False)
         print()
         return
-    from rich.console import Console
-
     from leakscope.report.consistency import print_graphs
+    from leakscope.report.console import ReportConsole
 
-    print_graphs(Console(highlight=False), found)
+    print_graphs(ReportConsole(), found)
 
 
 def _capacities(text: str, trace: Trace, by_bytes: bool) -> list[float]:

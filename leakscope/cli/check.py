@@ -192,10 +192,11 @@ def _print(report: Report, gate: Gate, evidence: list[str], as_json: bool, githu
         json.dump(gate_json(report, gate), sys.stdout, indent=1, allow_nan=False)
         print()
     else:
-        from rich.console import Console
         from rich.text import Text
 
-        console = Console(highlight=False)
+        from leakscope.report.console import ReportConsole
+
+        console = ReportConsole()
         for line, style in gate_lines(report, gate, evidence, console.width):
             console.print(Text(inert(line) if github else line, style), soft_wrap=True)
     if github:

@@ -32,7 +32,7 @@ def doctor(
     if as_json:
         print(json.dumps(doctor_json(capabilities, *conclusion), indent=2))
     else:
-        from rich.console import Console
+        from leakscope.report.console import ReportConsole
 
-        print_doctor(Console(), capabilities, *conclusion)
+        print_doctor(ReportConsole(), capabilities, *conclusion)
     return ExitCode.DONE if possible else ExitCode.NOT_CAPABLE

@@ -86,8 +86,7 @@ def liveness(
         json.dump(liveness_json(found, graph), sys.stdout, indent=1, allow_nan=False)
         print()
     else:
-        from rich.console import Console
-
+        from leakscope.report.console import ReportConsole
         from leakscope.report.liveness import print_liveness
 
-        print_liveness(Console(highlight=False), found, top)
+        print_liveness(ReportConsole(), found, top)

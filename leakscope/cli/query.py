@@ -115,9 +115,10 @@ def _with_header(selection: Selection) -> Iterable[Sequence[str]]:
 
 
 def _print_table(selection: Selection, max_rows: int) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from leakscope.report.console import ReportConsole
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, type_name in zip(selection.names, selection.types, strict=True):
@@ -127,7 +128,7 @@ def _print_table(selection: Selection, max_rows: int) -> None:
     for row in islice(selection.rows, max_rows or None):
         table.add_row(*(Text(printable(_text(value))) for value in row))
         shown += 1
-    console = Console()
+    console = ReportConsole()
     console.print(table)
     more = next(selection.rows, None) is not None
     tail = "; there are more: --max-rows 0 shows all, --csv and --json print all" if more else ""

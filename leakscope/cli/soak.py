@@ -182,11 +182,10 @@ def _print(summary: SoakSummary, report: Report, as_json: bool, top: int) -> Non
         json.dump(report_json(report) | {"soak": summary.to_json()}, sys.stdout, indent=1, allow_nan=False)
         print()
         return
-    from rich.console import Console
-
+    from leakscope.report.console import ReportConsole
     from leakscope.report.soak import print_soak
     from leakscope.report.terminal import print_report
 
-    console = Console(highlight=False)
+    console = ReportConsole()
     print_report(console, report, top)
     print_soak(console, summary)

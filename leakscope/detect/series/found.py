@@ -9,6 +9,7 @@ import numpy as np
 from leakscope.detect.series.book import Book
 from leakscope.detect.series.counters import layer_of
 from leakscope.detect.series.trend import Trend
+from leakscope.quantities import rate
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ def leak(
 ) -> Found:
     """A leak in the words of its rule; what it is a unit of work, in how many lives and cycles is added."""
     unit = per_unit(book, growth, trend)
-    text = f"{book.shown(counter)} rises to the end: {trend.rate:,.4g} a second" if not reasons else reasons[0]
+    speed = rate(trend.rate) if book.shown(counter).endswith("_bytes") else f"{trend.rate:,.4g} a second"
+    text = f"{book.shown(counter)} rises to the end: {speed}" if not reasons else reasons[0]
     said = [text, *reasons[1:]]
     if trend.lives > 1:
         said.append(f"the same in {trend.lives} lives of the process, each judged by itself")
