@@ -21,6 +21,18 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+MEANINGS = {
+    ExitCode.DONE: "done; no leak found where the verb was asked to judge",
+    ExitCode.LEAK_FOUND: "a leak or a regression was found (only check, and attribute --exit-code)",
+    ExitCode.BAD_INPUT: "wrong usage or bad input (an unknown PID too)",
+    ExitCode.INCONCLUSIVE: "inconclusive: the evidence cannot tell (check, and attribute --exit-code)",
+    ExitCode.NOT_CAPABLE: "this host lacks a privilege or capability; the message has the remedy",
+    ExitCode.OUTPUT_INCOMPLETE: "the output could not be completed (disk full, closed pipe)",
+    ExitCode.INTERRUPTED: "interrupted, after saving",
+}
+"""What each exit code tells, as ``--help`` prints it."""
+
+
 class LeakscopeError(Exception):
     """Base of all foreseen errors; ``exit_code`` is what the process exits with."""
 

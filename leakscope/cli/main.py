@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from leakscope import __version__
-from leakscope.errors import ExitCode, LeakscopeError
+from leakscope.errors import MEANINGS, ExitCode, LeakscopeError
 from leakscope.report.text import printable
 
 
@@ -46,17 +46,9 @@ VERBS = {
 HELP = """Memory-leak forensics across the kernel, the host and the GPU: which layer grows, who caused it, and
 whether it is a leak at all."""
 
-EXIT_CODES = """Exit codes, the same for every verb:
-
-\b
-  0    done; no leak found where the verb was asked to judge
-  1    a leak or a regression was found (only check, and attribute --exit-code)
-  2    wrong usage or bad input (an unknown PID too)
-  3    inconclusive: the evidence cannot tell (check, and attribute --exit-code)
-  4    this host lacks a privilege or capability; the message has the remedy
-  5    the output could not be completed (disk full, closed pipe)
-  130  interrupted, after saving
-"""
+EXIT_CODES = "Exit codes, the same for every verb:\n\n\b\n" + "".join(
+    f"  {code:<4} {meaning}\n" for code, meaning in MEANINGS.items()
+)
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 """click's UsageError, wherever this release of typer keeps its click (its own copy since 0.2x)."""

@@ -90,7 +90,7 @@ SAMPLES = pa.schema(
         ("ts_ns", pa.int64()),
         ("scope", TEXT),  # words.SCOPES
         ("scope_id", TEXT),  # pid, cgroup path, GPU uuid or index, '' for the host
-        ("counter", TEXT),  # named as in the case files: rss, vss, pss, slab_<cache>, meminfo_<line>, gpu_used…
+        ("counter", TEXT),  # rss, vss, pss, slab_<cache>, meminfo_<line>, gpu_used…
         ("value", pa.float64()),  # bytes unless the counter's name says otherwise
     ]
 )
@@ -322,6 +322,29 @@ TABLES: dict[str, pa.Schema] = {
     "losses": LOSSES,
 }
 """Every table of a capture by name."""
+
+ROWS = {
+    "mem_events": "one allocation, free or advice at one layer",
+    "calls": "one call of a probed function or system call",
+    "device_maps": "one mapping of physical device memory to addresses, or the end of some",
+    "stacks": "one call stack, as ids of frames",
+    "frames": "one frame of stacks",
+    "samples": "one reading of a counter",
+    "census": "a site's live memory of one age, as it was at a readout of a census",
+    "census_sites": "a site of a census: who allocates",
+    "census_totals": "all that a site of a census had allocated and freed by a readout",
+    "launches": "one launch of a GPU kernel",
+    "launch_arguments": "one pointer-sized argument of a launch",
+    "marks": "one NVTX range or mark",
+    "kernel_profiles": "one kernel that Nsight Compute profiled",
+    "kernel_metrics": "one metric of such a kernel",
+    "segments": "one block of a caching allocator's segment, in a snapshot",
+    "cache_events": "one event in the life of a cache object",
+    "processes": "one process",
+    "modules": "one mapping of a file into a process",
+    "losses": "one kind of evidence that is missing, and how much of it",
+}
+"""What a row of each table is."""
 
 SCHEMA_VERSION = 1
 MAX_PART_ROWS = 200_000
