@@ -121,12 +121,27 @@ class Service:
         self.access_log_write()
 
 
+class FixedService(Service):
+    """The service after the fix: what a request takes is given back when it ends."""
+
+    def request_handle(self, i: int) -> None:
+        super().request_handle(i)
+        while self.sessions:
+            for end in self.sessions.pop():
+                end.close()
+        while self.responses:
+            self.responses.pop().close()
+        while self.kv_blocks:
+            self.cuda.free(self.kv_blocks.pop())
+
+
 def main() -> None:
     parser = options(__doc__ or "", count=2000, pause_us=4000, churn=1)
     parser.add_argument("--cudart", default=str(STANDIN_CUDART), help="the CUDA runtime library to load")
+    parser.add_argument("--fixed", action="store_true", help="run the service without its leaks")
     arguments = parser.parse_args()
     raise_descriptor_limit()
-    service = Service(Cuda(arguments.cudart))
+    service = (FixedService if arguments.fixed else Service)(Cuda(arguments.cudart))
     warm_up = arguments.count // WARM_UP_SHARE
     worker = ThreadPoolExecutor(1)
     for i in rounds(arguments):

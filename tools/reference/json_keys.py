@@ -219,7 +219,7 @@ class _Reader:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "len":
             return "number", ""
         if isinstance(node, ast.Constant):
-            return f"`{node.value}`", ""
+            return f"`{node.value!r}`", ""
         if isinstance(node, ast.Name) and isinstance(value := self.globals.get(node.id), str):
             return f"`{json.dumps(value)}`", ""
         found = self._attribute(node)
