@@ -1,9 +1,9 @@
-# leakscope: setup build demo test test-both check eval fuzz bench ci-sample. Every target sets up what it needs.
+# leakscope: setup build demo test test-both check eval fuzz bench ci-sample reference docs. Every target sets up what it needs.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup system-packages samples programs nvtx build demo test test-both check eval fuzz bench ci-sample gpu-check gpu-bundle clean
+.PHONY: setup system-packages samples programs nvtx build demo test test-both check eval fuzz bench ci-sample reference docs gpu-check gpu-bundle clean
 
 setup: system-packages $(VENV)/.installed
 
@@ -65,6 +65,14 @@ bench: samples programs
 # `leakscope check` on the captured traces of samples/ci, as a CI job would; they are made by samples/ci/record.py.
 ci-sample: setup
 	@tools/ci-sample.sh "$(BIN)"
+
+# docs/reference from the code; the tests say when it is not current.
+reference: setup
+	@$(BIN)/python -m tools.reference
+
+# The documentation as a site, without a network: build/site/index.html.
+docs: reference
+	@$(BIN)/python -m mkdocs build --strict --quiet
 
 # What needs a real GPU, in one run without network; without one it says of each step why it is not possible.
 gpu-check:

@@ -35,7 +35,7 @@ KINDS_NOT_ADDED = frozenset(
 memory of the layer (reservations, other owners)."""
 
 LOSS_KINDS = (
-    "ring_drop", "recursion_miss", "live_map_full", "live_map_busy", "stack_miss", "stack_not_sampled",
+    "ring_drop", "recursion_miss", "live_map_full", "live_map_busy", "stack_miss",
     "call_map_full", "attach_failed", "symbol_unresolved", "page_user_not_streamed", "sampler_error",
     "sideband_lost", "address_only_free", "python_frames_unavailable", "native_unwind_unavailable", "mark_lost",
     "arguments_lost", "arguments_approximate", "arguments_partial", "kernel_names_lost",

@@ -83,7 +83,7 @@ def commands_page() -> str:
     """Markdown of all commands."""
     found = list(commands())
     parts = ["# Commands", "`leakscope COMMAND --help` prints the same. `-h` is short for `--help`."]
-    parts.append(table(("command", "does"), [(_link(one), plain(_first(one.help))) for one in found]))
+    parts.append(table(("command", "does"), [(_link(one), plain(_short(one))) for one in found]))
     for one in found:
         parts += [f"## {one.name}", f"```usage\n{one.usage}\n```", *_paragraphs(one.help)]
         rows = [(f"`{p.metavar}`", p.default, plain(p.help)) for p in one.arguments]
@@ -106,8 +106,8 @@ def _link(command: Command) -> str:
     return f"[`{command.name}`](#{command.name.replace(' ', '-')})"
 
 
-def _first(text: str) -> str:
-    return text.split("\n\n")[0]
+def _short(command: Command) -> str:
+    return VERBS[command.name].help if command.name in VERBS else command.help.split("\n\n")[0]
 
 
 def _paragraphs(text: str) -> list[str]:

@@ -47,6 +47,9 @@ OBJECTS: tuple[tuple[str, str, Callable[..., Any] | None, tuple[type, ...]], ...
 )  # fmt: skip
 """Of each object: its schema or key, which command prints it, the function that makes it, the classes within it."""
 
+ADDED = {"Diff": [Key("inputs", "object", "of `a` and `b`, as in leakscope-report/1")]}
+"""Keys that a command adds to what a class gives."""
+
 
 def json_page() -> str:
     """Markdown of all objects."""
@@ -62,7 +65,7 @@ def json_page() -> str:
             parts.append(_table(keys_of_function(function)))
         for cls in classes:
             text = " ".join((inspect.getdoc(cls) or "").replace(":data:", "").split())
-            parts += [f"### {cls.__name__}", plain(text), _table(keys_of_class(cls))]
+            parts += [f"### {cls.__name__}", plain(text), _table(_keys(cls))]
     return "\n\n".join(parts)
 
 
@@ -72,8 +75,12 @@ def documented() -> dict[str, list[Key]]:
     for title, _, function, classes in OBJECTS:
         if function:
             found[title] = keys_of_function(function)
-        found |= {cls.__name__: keys_of_class(cls) for cls in classes}
+        found |= {cls.__name__: _keys(cls) for cls in classes}
     return found
+
+
+def _keys(cls: type) -> list[Key]:
+    return keys_of_class(cls) + ADDED.get(cls.__name__, [])
 
 
 def _table(keys: list[Key]) -> str:
