@@ -50,11 +50,11 @@ def _further(verdict: Verdict) -> str:
 
 def sections(report: Report) -> list[Section]:
     """The sections that this report has something for."""
-    over_time, *cohorts = timeline_sections(report.timelines) or [None]
+    over_time = timeline_sections(report.timelines)
     made = [
-        over_time,
+        *over_time[:1],
         _findings(report),
-        *cohorts,
+        *over_time[1:],
         _sites(report),
         _section("reconciliation", "Reconciliation", tables.reconciliation_parts(report)),
         _losses(report),
@@ -79,7 +79,7 @@ def _findings(report: Report) -> Section | None:
     with_chain = [v for v in verdicts if v.sites and v.sites[0] in chains]
     for number, verdict in enumerate(with_chain[:MAX_CHAINS], 1):
         culprit = culprit_of(verdict)
-        title = f"{number}. {verdict.layer or 'memory'}: {short_frame(culprit)}"
+        title = f"{number}. {verdict.layer or 'memory'}: {short_frame(culprit)}"  # the number is that of the table
         parts.append(chain_figure(f"chain-{number}", title, _about(verdict), chains[verdict.sites[0]], culprit))
     for verdict in [v for v in verdicts if v not in with_chain][:MAX_CHAINS]:
         said = "; ".join((*verdict.reasons, *(f"missing: {one}" for one in verdict.missing)))
