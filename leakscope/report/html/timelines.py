@@ -240,7 +240,8 @@ def _multiples(id_: str, title: str, series: Sequence[Series], timeline: Timelin
         }
         labels.append(
             {"x": 0, "xshift": -44, "xref": "paper", "xanchor": "left", "y": top - share * 0.28, "yref": "paper",
-             "yanchor": "bottom", "showarrow": False, "text": plot_text(short_frame(one.label), 60), "font": {"size": 12}}
+             "yanchor": "bottom", "showarrow": False, "font": {"size": 12},
+             "text": plot_text(short_frame(one.label), 60)}
         )  # fmt: skip
     layout["annotations"] = labels
     last = "y" if len(series) == 1 else f"y{len(series)}"
