@@ -54,17 +54,20 @@ def _weighed(value: StackValue, with_cuda: bool) -> WeighedStack:
     kinds = site.frame_kinds if site and len(site.frame_kinds) == len(value.frames) - 1 else ()
     frames = zip(value.frames, (*(kinds or ["unknown"] * (len(value.frames) - 1)), "memory"), strict=True)
     return WeighedStack(
-        (value.source, value.layer, "apart" if with_cuda and _may_back(value) else ""),
+        (value.source, value.layer, "apart" if with_cuda and _backs(value) else ""),
         (*ranges, *frames),
         (value.live, value.growth_bytes_per_s, value.live_objects),
         _estimated(value),
     )
 
 
-def _may_back(value: StackValue) -> bool:
+def may_back(kind: str, frame_kinds: Sequence[str]) -> bool:
     """Whether a GPU driver may back with it what it gives out: kernel pages, and what it maps in a call of CUDA."""
-    kinds = value.site.frame_kinds if value.site else ()
-    return value.kind == "page" or (value.kind == "mmap_file" and ("cuda" in kinds or not kinds))
+    return kind == "page" or (kind == "mmap_file" and ("cuda" in frame_kinds or not frame_kinds))
+
+
+def _backs(value: StackValue) -> bool:
+    return may_back(value.kind, value.site.frame_kinds if value.site else ())
 
 
 def _estimated(value: StackValue) -> bool:
@@ -82,7 +85,9 @@ def _description(values: Sequence[StackValue]) -> str:
     sites = [value for value in values if value.site is not None]
     if (most := max(sites, key=lambda v: v.live, default=None)) is not None and most.live:
         of = by_layer[most.source, most.layer]
-        said.append(f"Most has `{_culprit(most)}` ({most.layer}): {size(most.live)}, {most.live / of:.0%} of its layer.")
+        said.append(
+            f"Most has `{_culprit(most)}` ({most.layer}): {size(most.live)}, {most.live / of:.0%} of its layer."
+        )
     grows = max(sites, key=lambda v: v.growth_bytes_per_s, default=None)
     if grows is not None and grows.growth_bytes_per_s > 0:
         said.append(f"Fastest grows `{_culprit(grows)}` ({grows.layer}): {rate(grows.growth_bytes_per_s)}.")
@@ -145,7 +150,7 @@ def _sampled(values: Sequence[StackValue]) -> list[str]:
 
 def _apart(values: Sequence[StackValue], with_cuda: set[str]) -> list[str]:
     """What "all layers" leaves out, so that no byte is in it twice."""
-    left = sum(v.live for v in values if v.source in with_cuda and _may_back(v))
+    left = sum(v.live for v in values if v.source in with_cuda and _backs(v))
     if not left or len({v.layer for v in values}) < 2:
         return []
     return [
