@@ -7,12 +7,14 @@ meanings from the comments of these fields. What this cannot read raises, so tha
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import json
+import sys
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any
@@ -107,7 +109,7 @@ class _Reader:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
         assert isinstance(definition, ast.FunctionDef)
         self.body = definition
-        hints = typing.get_type_hints(function, localns=_names(function))
+        hints = typing.get_type_hints(function, localns=_Names(function.__globals__))
         self.shown: dict[str, type] = {"self": cls} if cls else {}
         self.shown |= {name: kind for name, kind in hints.items() if isinstance(kind, type) and is_dataclass(kind)}
         self._name_locals(hints)
@@ -257,14 +259,20 @@ def _member(cls: type, path: list[str]) -> tuple[Any, str] | None:
     return (hint, comment) if hint is not None else None
 
 
-def _names(function: Callable[..., Any]) -> dict[str, Any]:
-    """Names that a module imports for types alone."""
-    return {name: Any for name in ("Graph", "Platform") if name not in function.__globals__}
+class _Names(dict[str, Any]):
+    """Names for annotations: those of the module; what it imports for types alone is Any."""
+
+    def __init__(self, module: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._module = module
+
+    def __missing__(self, name: str) -> Any:
+        return self._module.get(name, getattr(builtins, name, Any))
 
 
 @cache
 def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+    return typing.get_type_hints(cls, localns=_Names(vars(sys.modules[cls.__module__])))
 
 
 @cache
