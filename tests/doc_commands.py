@@ -44,8 +44,12 @@ UNTIL_ENDED = frozenset({"serve"})
 """Verbs that run until somebody ends them."""
 EXIT_CODES = {
     "leakscope check run.lscope.tar": 1,  # the leaking version against the base: docs/check.md
+    "leakscope check leaky.lscope": 1,  # the same in docs/tutorial.md
 }
 """Exit codes of commands that do not end with 0, by how they begin."""
+
+PLANTED = frozenset({"15,466,496", "15466496", "5,046,272"})
+"""Figures of consoles that are planted, so that they have to be exact; other figures differ from run to run."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,7 @@ def run(simple: Simple, folder: Path) -> Ran:
     words = filled_in(simple.words)
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     before, columns = Path.cwd(), os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "80"
+    os.environ["COLUMNS"] = "400"  # paths of the tests are long, and a line that is broken within a word is no match
     os.chdir(folder)
     try:
         with redirect_stdout(out), redirect_stderr(err):
@@ -161,7 +165,7 @@ def check_code(words: Sequence[str], code: int, err: str) -> None:
 def differs(line: Line, printed: str) -> str:
     """How what a console shows differs from what was printed; '' where it does not.
 
-    ``…`` stands for anything, numbers for any numbers, runs of white space for one blank.
+    ``…`` stands for anything, numbers for any numbers (but for planted ones), runs of white space for one blank.
     """
     shown = "\n".join(line.shown or ()).strip()
     if not shown:
@@ -175,7 +179,7 @@ def differs(line: Line, printed: str) -> str:
 def _loose(text: str) -> str:
     """A pattern for a text in which numbers may differ."""
     words = re.split(r"(\d[\d,.]*)", " ".join(text.split()))
-    return "".join(r"\d[\d,.]*" if at % 2 else re.escape(word) for at, word in enumerate(words))
+    return "".join(r"\d[\d,.]*" if at % 2 and word not in PLANTED else re.escape(word) for at, word in enumerate(words))
 
 
 def _check_targets(words: Sequence[str]) -> None:
