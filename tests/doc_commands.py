@@ -61,9 +61,14 @@ class Ran:
     err: str
 
 
+def program_of(words: Sequence[str]) -> str:
+    """The name of the program of a command, without its folder."""
+    return words[0].rsplit("/", 1)[-1]
+
+
 def why_not_run(words: Sequence[str], missing: Collection[str] = (), *, may_record: bool = False) -> str:
     """Why a simple command is not run; '' where it is. ``missing``: what commands before it would have written."""
-    program = Path(words[0]).name
+    program = program_of(words)
     if program in WRAPPERS:
         return WRAPPERS[program]
     if program == "make":
@@ -98,8 +103,9 @@ def check_words(words: Sequence[str]) -> None:
     """
     if why_not_run(words) == UNKNOWN:
         raise ValueError(f"{words[0]}: say in tests/doc_commands.py what becomes of it")
-    if Path(words[0]).name == "make":
+    if program_of(words) == "make":
         _check_targets(words[1:])
+    if program_of(words) in FOREIGN or program_of(words) == "make":
         return
     # "$(command -v leakscope)", or the name itself behind its wrapper's own words
     ends = [at for at, word in enumerate(words) if re.fullmatch(r"(.*/)?leakscope|\$\(command -v leakscope\)", word)]
