@@ -118,8 +118,8 @@ def survival(
     pid: int | None = None,
 ) -> pd.DataFrame:
     """Bytes by layer and window of birth (:data:`WINDOWS` equal parts of the time): columns layer, window, allocated,
-    kept. (layer, kind) of ``left_out`` are. Empty for a census, which does not know when what was freed was born. Raises
-    duckdb.Error. Needs what :func:`leakscope.correlate.aggregate.aggregate` leaves behind."""
+    kept. (layer, kind) of ``left_out`` are. Empty for a census, which does not know when what was freed was born.
+    Raises duckdb.Error. Needs what :func:`leakscope.correlate.aggregate.aggregate` leaves behind."""
     if con.execute("SELECT 1 FROM census_totals WHERE source_id = ? LIMIT 1", [source]).fetchall():
         return pd.DataFrame(columns=["layer", "window", "allocated", "kept"])
     start, step = span_ns[0], max(1, -(-(span_ns[1] - span_ns[0] + 1) // WINDOWS))

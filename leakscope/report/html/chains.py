@@ -171,6 +171,10 @@ def _evidence(rows: Sequence[tuple[ChainLink | None, float]]) -> dict[str, Any]:
     }
 
 
+def _known_by(link: ChainLink) -> str:
+    return plot_text(f"{_RULES.get(link.rule, link.rule)} {link.confidence:.2f}")
+
+
 def _table(chain: Chain) -> Table:
     rows: list[list[Cell]] = [
         [_NAMES.get(link.what, link.what), Code(link.name), link.rule, round(link.confidence, 3), link.count,
