@@ -339,9 +339,14 @@ def _live_series(
         series.append(Series(layer, f"live {LAYER_NAMES[layer]}, by events", LIVE, layer, True, times, value))
         rate = growth.get(layer)
         if rate is not None and rate.ci_low > 0:
-            at = float(np.interp(window[0], times, value))
+            at = _held_at(times, value, window[0])
             slopes.append(Slope(layer, LIVE, *window, window[0], at, rate.bytes_per_s, rate.ci_low, rate.ci_high))
     return series, slopes
+
+
+def _held_at(t_s: FloatArray, value: FloatArray, at_s: float) -> float:
+    """The last value at or before a time; 0 before the first."""
+    return float(np.r_[0.0, value][np.searchsorted(t_s, at_s + 1e-6, "right")])
 
 
 def _findings(
@@ -365,7 +370,7 @@ def _findings(
         times, values = thinned(times, np.r_[0.0, found[1], found[1][-1]])
         series.append(Series(verdict.sites[0], _who(verdict), FINDING, verdict.layer, True, times, values))
         if verdict.growth is not None:
-            rate, at = verdict.growth, float(np.interp(window[0], times, values))
+            rate, at = verdict.growth, _held_at(times, values, window[0])
             limits = (rate.bytes_per_s, rate.ci_low, rate.ci_high)
             slopes.append(Slope(verdict.sites[0], FINDING, *window, window[0], at, *limits))
     return series, slopes
@@ -388,7 +393,7 @@ def _unexplained(drawn: Sequence[_Read], live: LiveBytes, zero_ns: int) -> list[
         if not kept or len(counter.t_s) < 2:
             continue
         events = np.sum(kept, axis=0) - (live.hidden.get(layer, 0.0) if layer == "kernel" else 0.0)
-        held = np.interp(counter.t_s, np.r_[ends[0] - 1e-9, ends], np.r_[0.0, events])
+        held = np.r_[0.0, events][np.searchsorted(ends, counter.t_s, "right")]
         rest = (counter.value - counter.value[0]) - (held - held[0])
         times, values = thinned(counter.t_s, rest)
         label = f"growth of {NAMES.get(name, name)} that events do not explain"
