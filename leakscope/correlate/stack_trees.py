@@ -10,7 +10,7 @@ from leakscope.model.stack_tree import StackTree, WeighedStack
 
 MAX_NODES = 30_000
 """Nodes of a tree; branches are cut until it has no more (about 2 MB as JSON)."""
-SHARES = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+SHARES = (0.0, *(step * 10.0**power for power in range(-6, -2) for step in (1, 2, 5)), 1e-2)
 """Shares of a root that are tried, in this order: branches with less are cut."""
 SMALLER = ("", "smaller")
 

@@ -180,7 +180,7 @@ def _stacks(diff: Diff) -> list[Part]:
         )  # fmt: skip
         said = [
             "Width is the change of live bytes, whichever way it went, so that what stayed the same takes no room; "
-            "“the larger of both” shows it too. Orange and + is more in B, blue and − is less, grey as before. "
+            "“the larger of both” shows it too. Orange and + is more in B, blue and - is less, grey as before. "
             "Frames stand without lines and folders, so that code may move between the two runs.",
             cut_note(tree),
         ]

@@ -19,8 +19,9 @@ leakscope.behaviours.icicle = (element, figure, extra) => {
     const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let amount = Math.abs(value), unit = 0;
     while (amount >= 1023.95 && unit < units.length - 1) { amount /= 1024; unit += 1; }
-    const number = amount.toFixed(unit ? 1 : 0);
-    return `${value < 0 && Number(number) ? "−" : ""}${number} ${units[unit]}`;
+    const tenths = amount * 10, even = Math.round(tenths / 2) * 2; // halves to even, as Python does it
+    const number = unit ? ((tenths % 1 === 0.5 ? even : Math.round(tenths)) / 10).toFixed(1) : amount.toFixed(0);
+    return `${value < 0 && Number(number) ? "-" : ""}${number} ${units[unit]}`;
   };
   const counted = (value) => value.toLocaleString("en-US", { maximumFractionDigits: 3 });
   const short = (value, unit) => (unit === "objects" ? counted(value) : unit === "bytes/s" ? `${size(value)}/s` : size(value));
@@ -296,7 +297,7 @@ leakscope.behaviours.icicle = (element, figure, extra) => {
     const used = new Set(frameKind.map((kind) => kinds[kind]));
     const swatch = (fill, text) => make("span", { class: "swatch" }, make("i", { style: `background:${fill}`, "aria-hidden": "true" }), text);
     legend.replaceChildren(...(difference
-      ? [swatch(leakscope.icicleShade(-1, 1), "less (−)"), swatch(leakscope.icicleShade(0, 1), "as before"), swatch(leakscope.icicleShade(1, 1), "more (+)")]
+      ? [swatch(leakscope.icicleShade(-1, 1), "less (-)"), swatch(leakscope.icicleShade(0, 1), "as before"), swatch(leakscope.icicleShade(1, 1), "more (+)")]
       : kinds.filter((kind) => used.has(kind)).map((kind) => swatch(kind.fill, kind.word))));
     if (found) legend.append(swatch(FOUND, "matches the search"));
     element.dataset.focus = nameOf(focus);

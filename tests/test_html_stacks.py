@@ -1,0 +1,445 @@
+"""Icicles in a real browser: layers, measures, search, zoom and directions, with the bytes that SQL gives."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from browser import browser, opened
+from synthetic import PID, SyntheticCapture
+
+from leakscope.cli.attribute import report_of
+from leakscope.cli.main import main
+from leakscope.correlate.stack_trees import frame_kind, stack_tree
+from leakscope.correlate.stacks import Frame
+from leakscope.detect.attribution import Options
+from leakscope.model.results import Report
+from leakscope.model.stack_tree import WeighedStack
+from leakscope.report.html.icicle import SCRIPT, Measure, Root, cut_note, icicle_figure
+from leakscope.report.html.page import json_in_html, page
+from leakscope.report.html.parts import Figure, Headline, Section, Table, Text
+from leakscope.report.html.stacks import stack_sections
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+__all__ = ["browser"]
+
+FILP = {"kind": "slab", "api": "kmem_cache_alloc", "cache": "filp"}
+MMAP = {"layer": "host", "kind": "mmap_anon", "api": "mmap"}
+DEVICE = {"layer": "gpu", "kind": "device", "api": "cudaMalloc"}
+SERVE = ["py:serve@/srv/app.py:7", "py:serve@/srv/app.py:7"]
+SCRIPT_FRAME = "<script>window.pwned=1</script><img src=x onerror=window.pwned=1>"
+LONG = "long_" + "x" * 10_000 + "_end"
+NOT_ADDED = ("heap",)
+
+
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Kernel 101 × 256, host 37 × 4096 below a recursion and 11 × 8192 of a device mapping, GPU 53 × 65,536 in a range;
+    heap that is not added; and 7 hostile stacks of 13 × 4096 each."""
+    run = SyntheticCapture(10)
+    run.process()
+    run.leak(101, 256, user=["main", "open_it"], kernel=["k:do_open"], **FILP)
+    run.leak(37, 4096, python=[*SERVE, "py:label@/srv/app.py:9"], **MMAP)
+    run.leak(11, 8192, layer="host", kind="mmap_file", api="mmap", user=["main", "libcuda.so.1!driver_maps", "mmap"])
+    run.leak(11, 1000, layer="host", kind="heap", api="malloc", user=["main", "keep"])
+    run.rows["marks"].append(
+        {"id": 1, "pid": PID, "tid": PID, "start_ns": run.ns(0), "end_ns": run.ns(10), "name": "request"}
+    )
+    for number in range(53):
+        run.alloc(0.1 + number / 6, 65_536, user=["main", "fill", "libcudart.so.12!cudaMalloc"], **DEVICE)[
+            "mark_id"
+        ] = 1
+    for name in (SCRIPT_FRAME, "\x1b[31;mred\n", "\u202egnp.exe", LONG, "</script><b>", "&lt;i&gt;", "a\u2028b"):
+        run.leak(13, 4096, user=["hostile", name], **MMAP)
+    return run.write(tmp_path_factory.mktemp("stacks") / "run.lscope")
+
+
+@pytest.fixture(scope="module")
+def report(capture: Path) -> Report:
+    return report_of([capture], Options(), "1GB", runs=True)
+
+
+@pytest.fixture(scope="module")
+def html(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(page("test", Headline("leak", "test"), stack_sections(report, ["run"]), [SCRIPT]))
+    return path
+
+
+@pytest.fixture
+def live(capture: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], int]:
+    """Live bytes by SQL on the capture, of the events that a condition chooses."""
+
+    def live_bytes(where: str) -> int:
+        signed = "CASE op WHEN 'alloc' THEN size_bytes ELSE -size_bytes END"
+        sql = f"SELECT sum({signed})::BIGINT AS n FROM mem_events WHERE {where}"
+        assert main(["query", str(capture), sql, "--json"]) == 0
+        return int(json.loads(capsys.readouterr().out)[0]["n"])
+
+    return live_bytes
+
+
+class Icicle:
+    """The figure as someone sees it who uses it."""
+
+    def __init__(self, page: Page, name: str = "stacks-icicle") -> None:
+        self.page = page
+        self.figure = page.locator(f"#{name}")
+        self.figure.scroll_into_view_if_needed()
+        page.wait_for_function("n => document.getElementById(n).dataset.nodes", arg=name)
+        page.wait_for_selector(f"#{name} g.slice")
+
+    @property
+    def here(self) -> str:
+        """The line that says what is looked at."""
+        return self.figure.locator(".here").inner_text()
+
+    @property
+    def bytes(self) -> int:
+        """The first exact number of it."""
+        found = re.search(r"([\d,]+) B", self.here)
+        assert found, self.here
+        return int(found[1].replace(",", ""))
+
+    @property
+    def crumbs(self) -> list[str]:
+        return [text.strip() for text in self.figure.locator(".crumbs > *").all_inner_texts()]
+
+    @property
+    def branches(self) -> list[str]:
+        """The list of the largest branches."""
+        return self.figure.locator(".branches li").all_text_contents()
+
+    def choose(self, label: str, word: str) -> None:
+        self.figure.get_by_label(label).select_option(label=word)
+
+    def press(self, name: str) -> None:
+        self.figure.get_by_role("button", name=name, exact=True).click()
+
+    def click(self, label: str) -> None:
+        """The first slice whose label has ``label``; its zoom has happened."""
+        self.figure.locator("g.slice", has_text=label).first.click()
+        self.page.wait_for_timeout(50)
+
+    def search(self, text: str) -> str:
+        """What the page says was found."""
+        self.figure.get_by_label("Search frames").fill(text)
+        found = self.figure.locator(".found")
+        self.page.wait_for_timeout(300)
+        return found.inner_text()
+
+    def drawn(self) -> dict[str, float]:
+        """Labels that plotly drew, with the width of each; those of one name together."""
+        trace = self.figure.locator(".plot").evaluate(
+            "plot => ({labels: plot.data[0].labels, values: plot.data[0].values})"
+        )
+        sums: dict[str, float] = {}
+        for label, value in zip(trace["labels"], trace["values"], strict=True):
+            sums[label] = sums.get(label, 0) + value
+        return sums
+
+
+@pytest.fixture(scope="module")
+def open_page(browser: Browser, html: Path) -> Iterator[Icicle]:
+    with opened(browser, html) as loaded:
+        yield Icicle(loaded)
+        assert loaded.evaluate("window.pwned") is None
+
+
+@pytest.fixture
+def icicle(open_page: Icicle) -> Icicle:
+    """The figure as it was at first: loading a page takes seconds."""
+    if open_page.figure.get_by_label("Search frames").input_value():
+        open_page.search("")
+    for toggle in ("Callees first", "Flame"):
+        if open_page.figure.get_by_role("button", name=toggle).get_attribute("aria-pressed") == "true":
+            open_page.press(toggle)
+    open_page.choose("Width", "live bytes")
+    open_page.choose("Layer", "gpu")
+    open_page.choose("Layer", "all layers")
+    return open_page
+
+
+def added(layer: str) -> str:
+    return f"layer = '{layer}' AND kind NOT IN ('heap')"
+
+
+# In the browser
+
+
+def test_each_layer_has_the_bytes_that_sql_gives(icicle: Icicle, live: Callable[[str], int]) -> None:
+    # device mappings of the driver are not added to the GPU memory that they map
+    together = "kind NOT IN ('heap', 'mmap_file')"
+    assert (icicle.here, icicle.bytes) == (f"all layers: live bytes {live(together):,} B (3.8 MiB)", live(together))
+    assert [text.split("layer, ")[1].split(" B")[0] for text in icicle.branches] == [
+        f"{live(f'{added(layer)} AND kind <> {chr(39)}mmap_file{chr(39)}'):,}" for layer in ("gpu", "host", "kernel")
+    ]
+    for layer in ("kernel", "host", "gpu"):
+        icicle.choose("Layer", layer)
+        assert icicle.bytes == live(added(layer))
+        assert icicle.drawn()[layer] == live(added(layer))
+    assert live(added("gpu")) == 53 * 65_536
+    assert {"request", "main", "fill", "cudaMalloc", "[device cudaMalloc]"} <= icicle.drawn().keys()
+
+
+def test_a_click_zooms_and_crumbs_and_keys_lead_back(icicle: Icicle, live: Callable[[str], int]) -> None:
+    icicle.choose("Layer", "kernel")
+    icicle.click("open_it")
+    assert icicle.here.startswith("open_it (native): live bytes 25,856 B (25.2 KiB), 100.0 % of kernel")
+    assert icicle.crumbs == ["kernel", "main", "open_it"]
+    assert icicle.drawn() == {"open_it": 25_856, "do_open": 25_856, "[slab filp]": 25_856}
+    icicle.figure.locator(".crumbs button", has_text="main").click()
+    assert icicle.crumbs == ["kernel", "main"]
+
+    icicle.choose("Layer", "all layers")
+    icicle.click("gpu")
+    icicle.click("fill")
+    assert icicle.crumbs == ["all layers", "gpu", "request", "main", "fill"]
+    icicle.page.keyboard.press("ArrowUp")  # the click gave the figure the focus
+    assert icicle.crumbs[-1] == "main"
+    icicle.page.keyboard.press("Escape")
+    assert icicle.crumbs == ["all layers"]
+    icicle.page.keyboard.press("Enter")  # the widest branch
+    assert icicle.crumbs == ["all layers", "gpu"] and icicle.bytes == live("layer = 'gpu'")
+    icicle.page.keyboard.press("ArrowRight")
+    assert icicle.crumbs == ["all layers", "host"]
+
+    icicle.figure.get_by_text("The 2 largest of 2 branches here, as a list").click()
+    icicle.figure.locator(".branches button", has_text="hostile").click()
+    assert icicle.crumbs == ["all layers", "host", "hostile"] and icicle.bytes == 7 * 13 * 4096
+    assert icicle.page.evaluate("document.activeElement.closest('.branches') !== null")
+    icicle.page.keyboard.press("Escape")
+    icicle.press("To the first fork")
+    assert icicle.crumbs == ["all layers"]
+    icicle.choose("Layer", "gpu")
+    icicle.press("To the first fork")
+    assert icicle.crumbs[-1] == "[device cudaMalloc]"
+
+
+def test_a_search_sums_each_byte_once_and_lights_what_matches(icicle: Icicle) -> None:
+    said = icicle.search("SERVE")  # a recursion: two frames match in one stack
+    assert said.startswith("151,552 B (148.0 KiB) in 2 matching frames, ") and said.endswith(" of all layers")
+    icicle.choose("Layer", "host")
+    colours = icicle.figure.locator(".plot").evaluate(
+        "plot => Object.fromEntries(plot.data[0].labels.map((label, i) => [label, plot.data[0].marker.colors[i]]))"
+    )
+    assert colours["serve (app.py:7)"] == "#ff5fb0" and colours["hostile"].startswith("rgba(")
+    assert not colours["host"].startswith("rgba(")  # on the way to a match
+    assert (
+        f"{100 * 151_552 / (151_552 + 7 * 13 * 4096 + 11 * 8192):.1f} % of host"
+        in icicle.figure.locator(".found").inner_text()
+    )
+    assert icicle.search("no such frame") == "no frame of host matches"
+    icicle.page.keyboard.press("Escape")
+    assert icicle.figure.get_by_label("Search frames").input_value() == ""
+    assert icicle.figure.locator(".found").inner_text() == ""
+
+
+def test_callees_first_has_the_same_bytes_from_the_other_end(icicle: Icicle, live: Callable[[str], int]) -> None:
+    icicle.choose("Layer", "host")
+    icicle.press("Callees first")
+    assert icicle.figure.get_by_role("button", name="Callees first").get_attribute("aria-pressed") == "true"
+    assert icicle.bytes == live(added("host"))
+    drawn = icicle.drawn()
+    assert drawn["[mmap_anon mmap]"] == live("kind = 'mmap_anon'")
+    icicle.click("mmap_file")
+    assert icicle.bytes == 11 * 8192
+    assert list(icicle.drawn()) == ["[mmap_file mmap]", "mmap", "driver_maps", "main"]
+    icicle.press("Flame")
+    assert icicle.figure.locator(".plot").evaluate("plot => plot.data[0].tiling.flip") == "y"
+
+
+def test_growth_and_objects_are_measures_of_their_own(icicle: Icicle, report: Report) -> None:
+    icicle.choose("Layer", "gpu")
+    icicle.choose("Width", "live objects")
+    assert icicle.here == "gpu: live objects 53 objects"
+    icicle.choose("Width", "growth")
+    (site,) = [site for site in report.sites if site.layer == "gpu"]
+    assert site.growth is not None
+    assert icicle.here.startswith(f"gpu: growth {round(site.growth.bytes_per_s, 3):,} B/s (")
+    hover = icicle.figure.locator(".plot").evaluate("plot => plot.data[0].hovertext")
+    assert any("cudaMalloc<br>CUDA call<br>growth: " in text for text in hover)
+    assert any("request<br>NVTX range" in text and f"live bytes: {53 * 65_536:,} B (3.3 MiB)" in text for text in hover)
+
+
+def test_hostile_frames_are_text(icicle: Icicle) -> None:
+    icicle.choose("Layer", "host")
+    icicle.click("hostile")
+    drawn = icicle.drawn()
+    assert "\\x1b[31;mred\\n" in drawn and "\\u202egnp.exe" in drawn and "a\\u2028b" in drawn
+    assert "&lt;/script&gt;&lt;b&gt;" in drawn and "&amp;lt;i&amp;gt;" in drawn  # what plotly gets; it shows them plain
+    texts = icicle.figure.locator("g.slice text").all_text_contents()
+    assert "</script><b>" in texts and "&lt;i&gt;" in texts
+    assert icicle.figure.locator("g.slice img, g.slice a, .branches script, .branches img").count() == 0
+    icicle.click("long_xx")
+    assert LONG in icicle.here  # whole where it is looked at
+    icicle.press("Callees first")
+    assert icicle.page.evaluate("document.querySelectorAll('script').length") == 5
+
+
+def test_it_follows_the_look_and_fits_a_phone(browser: Browser, html: Path) -> None:
+    with opened(browser, html, (390, 844), "dark") as loaded:
+        icicle = Icicle(loaded)
+        assert icicle.figure.evaluate("f => f.scrollWidth <= document.documentElement.clientWidth")
+        icicle.choose("Layer", "gpu")
+        icicle.click("fill")
+        assert icicle.crumbs[-1] == "fill"
+        loaded.set_viewport_size({"width": 1280, "height": 800})
+        loaded.wait_for_function("() => document.querySelector('#stacks-icicle g.slice path').getBBox().width > 900")
+
+
+# The section
+
+
+def test_the_section_says_what_is_drawn_and_what_is_not(report: Report) -> None:
+    (section,) = stack_sections(report, ["run"])
+    figure, text = section.parts
+    assert isinstance(figure, Figure) and isinstance(text, Text)
+    assert "host 600.0 KiB, " in figure.description and "gpu 3.3 MiB" in figure.description
+    assert "Fastest grows `fill` (gpu)" in figure.description
+    assert any(
+        "“All layers” leaves out 88.0 KiB of kernel pages and device mappings" in line for line in text.paragraphs
+    )
+    assert any(line.startswith("Not drawn: 10.7 KiB of kind heap are left out") for line in text.paragraphs)
+    assert isinstance(figure.table, Table)
+    top = figure.table.rows[0]
+    assert (top[0], top[1], top[5]) == ("gpu", "[device cudaMalloc]", 53)
+
+
+def test_estimates_are_marked(browser: Browser, tmp_path: Path) -> None:
+    run = SyntheticCapture(10)
+    run.process()
+    for number in range(64):  # one in 16 has a stack of its own
+        weight = 16 if number % 16 == 0 else 0
+        run.alloc(number / 7, 512, user=["main", "hot"], kernel=["k:do_open"], weight=weight, **FILP)
+    report = report_of([run.write(tmp_path / "run.lscope")], Options(), "1GB")
+    (section,) = stack_sections(report, ["run"])
+    assert "Marked ≈: the stacks of 1 site were sampled; parts of their 32.0 KiB are apportioned" in str(
+        section.parts[1]
+    )
+    path = tmp_path / "page.html"
+    path.write_text(page("test", Headline("leak", "test"), [section], [SCRIPT]))
+    with opened(browser, path) as loaded:
+        icicle = Icicle(loaded)
+        assert icicle.here == "kernel: live bytes ≈ 32,768 B (32.0 KiB)"
+        assert icicle.drawn()["≈ hot"] == 32_768
+
+
+def test_no_memory_no_section() -> None:
+    assert stack_sections(Report(main_verdict()), []) == []
+
+
+def main_verdict():  # type: ignore[no-untyped-def]
+    from leakscope.model.results import Verdict
+
+    return Verdict("not_leak", "nothing")
+
+
+# Trees
+
+
+def frames(*names: str) -> tuple[tuple[str, str], ...]:
+    return tuple((name, "native") for name in names)
+
+
+def test_a_tree_shares_what_stacks_have_in_common() -> None:
+    tree = stack_tree(
+        [
+            WeighedStack(("a",), frames("main", "f"), (3, 0)),
+            WeighedStack(("a",), frames("main", "g"), (5, 1)),
+            WeighedStack(("a",), frames("main"), (7, 0), sampled=True),
+            WeighedStack(("b",), frames("main", "f"), (11, 2)),
+            WeighedStack(("c",), frames("nothing"), (0, 0)),
+        ],
+        2,
+    )
+    assert tree.roots == (("a",), ("b",))
+    assert tree.parent == (-1, -1, 0, 2, 2, 1, 5)
+    assert [tree.frames[frame][0] if frame >= 0 else "" for frame in tree.frame] == [
+        "",
+        "",
+        "main",
+        "f",
+        "g",
+        "main",
+        "f",
+    ]
+    assert tree.totals(0) == [15, 11, 15, 3, 5, 11, 11] and tree.totals(1) == [1, 2, 1, 0, 1, 2, 2]
+    assert tree.sampled == {2} and not tree.share and cut_note(tree) == ""
+    with pytest.raises(ValueError, match="negative"):
+        stack_tree([WeighedStack(("a",), frames("f"), (-1,))], 1)
+
+
+def test_what_is_cut_of_a_tree_is_counted_and_keeps_its_bytes() -> None:
+    stacks = [WeighedStack(("a",), frames("main", f"f{i}", "g"), (i + 1, i == 0)) for i in range(1000)]
+    tree = stack_tree(stacks, 2, max_nodes=1100)
+    # f0 alone has the second measure, so it stays though it has least of the first
+    assert tree.share == 1e-3 and tree.totals(0)[0] == 500_500 and tree.totals(1)[0] == 1
+    kept = [i for i in range(1000) if (i + 1) / 500_500 >= 1e-3 or i == 0]
+    assert len(tree.parent) == 2 + 2 * len(kept) + 1
+    ((node, count),) = (tree.merged or {}).items()
+    assert count == 1000 - len(kept) and tree.totals(0)[node] == 500_500 - sum(i + 1 for i in kept)
+    assert "less than 0.1 %" in cut_note(tree) and f"{count:,} stacks" in cut_note(tree)
+
+
+@pytest.mark.parametrize(
+    ("frame", "kind"),
+    [
+        (Frame("cudaMalloc", module="/app/server"), "cuda"),
+        (Frame("cuMemAlloc_v2"), "cuda"),
+        (Frame("", module="/usr/lib/libcuda.so.535.1", offset=7), "cuda"),
+        (Frame("custom_allocator"), "native"),
+        (Frame("cuddle", module="libcudadnn_like.so"), "native"),
+        (Frame("cudaMalloc", "app.py", 3, kind="python"), "python"),
+        (Frame("do_open", kind="kernel"), "kernel"),
+        (Frame("inner", kind="inlined"), "native"),
+    ],
+)
+def test_kinds_of_frames(frame: Frame, kind: str) -> None:
+    assert frame_kind(frame) == kind
+
+
+# Size
+
+
+@pytest.fixture(scope="module")
+def huge() -> Figure:
+    """10,000 stacks of 42 frames, as a capture of ten million events may have, with long names."""
+    stacks = []
+    for i in range(10_000):
+        path = [
+            f"module_{i % 7}::function_{(i // 3**d) % 40}_{d} (/srv/service/library/source_{d}.cc:{d})"
+            for d in range(40)
+        ]
+        stacks.append(WeighedStack(("run", "host", ""), frames(*path, f"leaf_{i}"), (4096 + i, i / 7, 1 + i % 3)))
+    tree = stack_tree(stacks, 3)
+    measures = (Measure("live bytes", "bytes"), Measure("growth", "bytes/s"), Measure("live objects", "objects"))
+    return icicle_figure("stacks-icicle", "Huge", "", tree, measures, [Root("host")], ["run"])
+
+
+def test_the_tree_of_ten_thousand_sites_is_small_and_a_thousand_nodes_are_drawn(
+    browser: Browser, huge: Figure, tmp_path: Path
+) -> None:
+    assert len(json_in_html(huge.extra)) <= 4_000_000
+    path = tmp_path / "huge.html"
+    path.write_text(page("test", Headline("leak", "test"), [Section("stacks", "Stacks", [huge])], [SCRIPT]))
+    with opened(browser, path) as loaded:
+        icicle = Icicle(loaded)
+        assert icicle.bytes == sum(4096 + i for i in range(10_000))
+        assert 300 < int(icicle.figure.get_attribute("data-nodes") or 0) <= 1000
+        # frames that are not drawn come with a zoom
+        said = icicle.search("function_0_39 ")
+        assert not any("_39 " in label or "_39" in label for label in icicle.drawn())
+        assert re.match(r"[\d,]+ B", said)
+        before = icicle.crumbs
+        icicle.figure.get_by_text("branches here, as a list").click()
+        for _ in range(3):
+            icicle.figure.locator(".branches button").first.click()
+        assert len(icicle.crumbs) == len(before) + 3
+        assert int(icicle.figure.get_attribute("data-nodes") or 0) <= 1000
