@@ -225,7 +225,7 @@ def _description(diff: Diff) -> str:
     more = sum(site.more_bytes for site in diff.sites if site.more_bytes > 0)
     less = sum(site.more_bytes for site in diff.sites if site.more_bytes < 0)
     first, last = diff.sites[0], min(diff.sites, key=lambda site: site.more_bytes)
-    said = [f"All stacks that keep more keep {_signed(more)}, those that keep less {_signed(less)}."]
+    said = [f"Stacks that keep more: {_signed(more)} in all; that keep less: {_signed(less)}."]
     if first.more_bytes > 0:
         said.append(f"Most gained `{_plain(_who(first))}` ({first.layer}): {_signed(first.more_bytes)}.")
     if last.more_bytes < 0:
