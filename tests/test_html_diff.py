@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from browser import browser, draw_all, opened
+from browser import draw_all, opened
 from reports_once import reports_once
 from test_diff import capture
 from test_html_stacks import Icicle
@@ -17,8 +17,6 @@ from leakscope.cli.main import main
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
-
-__all__ = ["browser"]
 
 HOSTILE = "</script><script>window.pwned=1</script>\x1b[31m\u202e`open`"
 GAINED, LOST = 53 * 256, 1.5 * 67_000  # what test_diff.capture plants; B did 1.5 times the work of A

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from browser import browser, opened
+from browser import opened
 from synthetic import PID, SyntheticCapture
 
 from leakscope.cli.attribute import report_of
@@ -17,7 +17,7 @@ from leakscope.cli.main import main
 from leakscope.correlate.stack_trees import frame_kind, stack_tree
 from leakscope.correlate.stacks import Frame
 from leakscope.detect.attribution import Options
-from leakscope.model.results import Report
+from leakscope.model.results import Report, Verdict
 from leakscope.model.stack_tree import WeighedStack
 from leakscope.report.html.icicle import SCRIPT, Measure, Root, cut_note, icicle_figure
 from leakscope.report.html.page import json_in_html, page
@@ -27,15 +27,12 @@ from leakscope.report.html.stacks import stack_sections
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-__all__ = ["browser"]
-
 FILP = {"kind": "slab", "api": "kmem_cache_alloc", "cache": "filp"}
 MMAP = {"layer": "host", "kind": "mmap_anon", "api": "mmap"}
 DEVICE = {"layer": "gpu", "kind": "device", "api": "cudaMalloc"}
 SERVE = ["py:serve@/srv/app.py:7", "py:serve@/srv/app.py:7"]
 SCRIPT_FRAME = "<script>window.pwned=1</script><img src=x onerror=window.pwned=1>"
 LONG = "long_" + "x" * 10_000 + "_end"
-NOT_ADDED = ("heap",)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +55,17 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in (SCRIPT_FRAME, "\x1b[31;mred\n", "\u202egnp.exe", LONG, "</script><b>", "&lt;i&gt;", "a\u2028b"):
         run.leak(13, 4096, user=["hostile", name], **MMAP)
     return run.write(tmp_path_factory.mktemp("stacks") / "run.lscope")
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """64 × 512 of the kernel, one in 16 with a stack of its own."""
+    run = SyntheticCapture(10)
+    run.process()
+    for number in range(64):
+        weight = 16 if number % 16 == 0 else 0
+        run.alloc(number / 7, 512, user=["main", "hot"], kernel=["k:do_open"], weight=weight, **FILP)
+    return run.write(tmp_path_factory.mktemp("sampled") / "run.lscope")
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +141,12 @@ class Icicle:
         found = self.figure.locator(".found")
         self.page.wait_for_timeout(300)
         return found.inner_text()
+
+    def hovers(self, text: str) -> bool:
+        """Whether something drawn has ``text`` in its hover text."""
+        return bool(
+            self.figure.locator(".plot").evaluate("(p, t) => p.data[0].hovertext.some(h => h.includes(t))", text)
+        )
 
     def drawn(self) -> dict[str, float]:
         """Labels that plotly drew, with the width of each; those of one name together."""
@@ -210,7 +224,7 @@ def test_a_click_zooms_and_crumbs_and_keys_lead_back(icicle: Icicle, live: Calla
     icicle.page.keyboard.press("ArrowRight")
     assert icicle.crumbs == ["all layers", "host"]
 
-    icicle.figure.get_by_text("The 2 largest of 2 branches here, as a list").click()
+    icicle.figure.get_by_text("Branches here as a list (2 of 2, widest first)").click()
     icicle.figure.locator(".branches button", has_text="hostile").click()
     assert icicle.crumbs == ["all layers", "host", "hostile"] and icicle.bytes == 7 * 13 * 4096
     assert icicle.page.evaluate("document.activeElement.closest('.branches') !== null")
@@ -283,13 +297,22 @@ def test_hostile_frames_are_text(icicle: Icicle) -> None:
     assert icicle.page.evaluate("document.querySelectorAll('script').length") == 5
 
 
-def test_it_follows_the_look_and_fits_a_phone(browser: Browser, html: Path) -> None:
+def test_captures_are_never_added_and_it_fits_a_dark_phone(
+    browser: Browser, capture: Path, sampled: Path, tmp_path: Path
+) -> None:
+    html = tmp_path / "two.html"
+    both = report_of([capture, sampled], Options(), "1GB")
+    html.write_text(page("test", Headline("leak", "test"), stack_sections(both, ["run", "sampled"]), [SCRIPT]))
     with opened(browser, html, (390, 844), "dark") as loaded:
         icicle = Icicle(loaded)
         assert icicle.figure.evaluate("f => f.scrollWidth <= document.documentElement.clientWidth")
-        icicle.choose("Layer", "gpu")
-        icicle.click("fill")
-        assert icicle.crumbs[-1] == "fill"
+        icicle.choose("Layer", "kernel")
+        assert icicle.bytes == 101 * 256
+        icicle.choose("Evidence", "sampled")
+        assert icicle.here == "kernel: live bytes ≈ 32,768 B (32.0 KiB)"
+        assert icicle.drawn()["≈ hot"] == 32_768
+        icicle.click("hot")
+        assert icicle.crumbs == ["kernel", "main", "hot"]
         loaded.set_viewport_size({"width": 1280, "height": 800})
         loaded.wait_for_function("() => document.querySelector('#stacks-icicle g.slice path').getBBox().width > 900")
 
@@ -306,39 +329,21 @@ def test_the_section_says_what_is_drawn_and_what_is_not(report: Report) -> None:
     assert any(
         "“All layers” leaves out 88.0 KiB of kernel pages and device mappings" in line for line in text.paragraphs
     )
-    assert any(line.startswith("Not drawn: 10.7 KiB of kind heap are left out") for line in text.paragraphs)
+    assert any("they take no memory: 10.7 KiB of kind heap. `leakscope export" in line for line in text.paragraphs)
     assert isinstance(figure.table, Table)
     top = figure.table.rows[0]
     assert (top[0], top[1], top[5]) == ("gpu", "[device cudaMalloc]", 53)
 
 
-def test_estimates_are_marked(browser: Browser, tmp_path: Path) -> None:
-    run = SyntheticCapture(10)
-    run.process()
-    for number in range(64):  # one in 16 has a stack of its own
-        weight = 16 if number % 16 == 0 else 0
-        run.alloc(number / 7, 512, user=["main", "hot"], kernel=["k:do_open"], weight=weight, **FILP)
-    report = report_of([run.write(tmp_path / "run.lscope")], Options(), "1GB")
-    (section,) = stack_sections(report, ["run"])
+def test_estimates_are_told(sampled: Path) -> None:
+    (section,) = stack_sections(report_of([sampled], Options(), "1GB"), ["run"])
     assert "Marked ≈: the stacks of 1 site were sampled; parts of their 32.0 KiB are apportioned" in str(
         section.parts[1]
     )
-    path = tmp_path / "page.html"
-    path.write_text(page("test", Headline("leak", "test"), [section], [SCRIPT]))
-    with opened(browser, path) as loaded:
-        icicle = Icicle(loaded)
-        assert icicle.here == "kernel: live bytes ≈ 32,768 B (32.0 KiB)"
-        assert icicle.drawn()["≈ hot"] == 32_768
 
 
 def test_no_memory_no_section() -> None:
-    assert stack_sections(Report(main_verdict()), []) == []
-
-
-def main_verdict():  # type: ignore[no-untyped-def]
-    from leakscope.model.results import Verdict
-
-    return Verdict("not_leak", "nothing")
+    assert stack_sections(Report(Verdict("not_leak", "nothing")), []) == []
 
 
 # Trees
@@ -410,12 +415,11 @@ def test_kinds_of_frames(frame: Frame, kind: str) -> None:
 
 @pytest.fixture(scope="module")
 def huge() -> Figure:
-    """10,000 stacks of 42 frames, as a capture of ten million events may have, with long names."""
+    """10,000 stacks of 41 frames that fork at every other one, as ten million events may have them, with long names."""
     stacks = []
     for i in range(10_000):
         path = [
-            f"module_{i % 7}::function_{(i // 3**d) % 40}_{d} (/srv/service/library/source_{d}.cc:{d})"
-            for d in range(40)
+            f"module_{i >> max(0, 14 - d // 2)}::function_{d} (/srv/service/library/source_{d}.cc)" for d in range(40)
         ]
         stacks.append(WeighedStack(("run", "host", ""), frames(*path, f"leaf_{i}"), (4096 + i, i / 7, 1 + i % 3)))
     tree = stack_tree(stacks, 3)
@@ -432,14 +436,16 @@ def test_the_tree_of_ten_thousand_sites_is_small_and_a_thousand_nodes_are_drawn(
     with opened(browser, path) as loaded:
         icicle = Icicle(loaded)
         assert icicle.bytes == sum(4096 + i for i in range(10_000))
-        assert 300 < int(icicle.figure.get_attribute("data-nodes") or 0) <= 1000
-        # frames that are not drawn come with a zoom
-        said = icicle.search("function_0_39 ")
-        assert not any("_39 " in label or "_39" in label for label in icicle.drawn())
-        assert re.match(r"[\d,]+ B", said)
-        before = icicle.crumbs
-        icicle.figure.get_by_text("branches here, as a list").click()
-        for _ in range(3):
-            icicle.figure.locator(".branches button").first.click()
-        assert len(icicle.crumbs) == len(before) + 3
+        assert 500 < int(icicle.figure.get_attribute("data-nodes") or 0) <= 1000
+        # a frame too narrow to be drawn is found, and comes with a zoom: bits 9999 >> 4 of the leaves 9984 to 9999
+        rare = "module_624::function_20"
+        assert not any(rare in label for label in icicle.drawn())
+        said = icicle.search(rare)
+        assert said.startswith(f"{sum(4096 + i for i in range(9984, 10_000)):,} B (")
+        assert icicle.hovers("::function_18 ") and not icicle.hovers("::function_21 ")
+        icicle.press("To the first fork")
+        icicle.figure.locator(".plot").focus()
+        for _ in range(3):  # into the widest branch, behind two forks
+            icicle.page.keyboard.press("Enter")
+        assert icicle.hovers("::function_21 ")
         assert int(icicle.figure.get_attribute("data-nodes") or 0) <= 1000

@@ -112,8 +112,7 @@ def _shares(tree: StackTree) -> list[float]:
 
 def _cut(tree: StackTree, stacks: dict[int, int], shares: Sequence[float], share: float) -> StackTree:
     """The tree with each parent's branches below ``share`` as one node of kind ``smaller``."""
-    frames = {frame: number for number, frame in enumerate([*tree.frames, SMALLER])}
-    smaller = frames[SMALLER]
+    frames: dict[tuple[str, str], int] = {}  # those that are left
     nodes = _Nodes(len(tree.own))
     to = [-1] * len(tree.parent)
     merged: dict[int, int] = {}
@@ -123,8 +122,9 @@ def _cut(tree: StackTree, stacks: dict[int, int], shares: Sequence[float], share
             nodes.parent.append(-1)
             nodes.frame.append(-1)
         elif shares[node] >= share and to[parent] not in merged:
-            to[node] = nodes.child(to[parent], tree.frame[node])
+            to[node] = nodes.child(to[parent], frames.setdefault(tree.frames[tree.frame[node]], len(frames)))
         else:
+            smaller = frames.setdefault(SMALLER, len(frames))
             to[node] = to[parent] if to[parent] in merged else nodes.child(to[parent], smaller)
             merged.setdefault(to[node], 0)
         if count := stacks.get(node):

@@ -40,7 +40,7 @@ def stack_sections(report: Report, names: Sequence[str]) -> list[Section]:
         "Width is the amount, depth the calls; click a frame to zoom in. Only what grows has a width under growth.",
         *_sampled(values),
         *_apart(values, with_cuda),
-        _left_out(notes),
+        *_left_out(notes),
         cut_note(tree),
     ]
     parts: list[Part] = [figure, Text([line for line in said if line])]
@@ -124,12 +124,18 @@ def _table(values: Sequence[StackValue], several: bool) -> Table:
     )
 
 
-def _left_out(notes: Sequence[str]) -> str:
+def _left_out(notes: Sequence[str]) -> list[str]:
     """The notes of an export, without the options that are its alone."""
-    if not notes:
-        return ""
-    said = "; ".join(note.split("; --")[0] for note in notes)
-    return f"Not drawn: {said}. `leakscope export` has them, with `--kind KIND` and `--sites N`."
+    of_kinds = [note.split(" are left out")[0] for note in notes if " are left out" in note]
+    said = []
+    if of_kinds:
+        said.append(
+            f"Not drawn, as other kinds count these bytes or they take no memory: {', '.join(of_kinds)}. "
+            "`leakscope export --kind KIND` has them."
+        )
+    for note in (note.split("; --")[0] for note in notes if " are left out" not in note):
+        said.append(f"{note[0].upper()}{note[1:]}.")
+    return said
 
 
 def _sampled(values: Sequence[StackValue]) -> list[str]:

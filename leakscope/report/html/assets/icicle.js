@@ -155,10 +155,11 @@ leakscope.behaviours.icicle = (element, figure, extra) => {
     const nodes = choose();
     const id = new Map(nodes.map((node, i) => [node, i]));
     const whole = value(focus), room = (drawnFor = controls.clientWidth || 800);
-    const t = { ids: [], parents: [], values: [], labels: [], hovertext: [], colors: [], inks: [], of: [] };
+    const t = { ids: [], parents: [], values: [], labels: [], hovertext: [], colors: [], inks: [], edges: [], of: [] };
     const put = (name, up, amount, label, hover, fill, of) => {
       t.ids.push(name); t.parents.push(up); t.values.push(amount); t.hovertext.push(hover); t.colors.push(fill);
       t.labels.push(fitting(label, (room * amount) / whole)); t.inks.push(fill === FADED ? "var(--soft)" : INK); t.of.push(of);
+      t.edges.push((room * amount) / whole < 4 ? 0 : 1); // an edge would hide what is narrow
     };
     let rows = 1, fillers = 0;
     // Numbers with a fraction may add up to a hair more than their sum, which plotly refuses.
@@ -186,16 +187,16 @@ leakscope.behaviours.icicle = (element, figure, extra) => {
       put(`f${fillers}`, `n${id.get(node)}`, room_, `(${left.length} narrower)`, inert(`${left.length} narrower branches of ${wrapped(nameOf(node))}`).replace(/\n/g, "<br>"), hit ? FOUND : found ? FADED : SMALLER.fill, node);
     }
     drawn = t.of;
-    const height = Math.max(6, rows) * ROW_PX + 8;
+    const height = Math.max(3, rows) * ROW_PX + 8;
     plot.style.height = `${height}px`;
     figure.data = [{
       type: "icicle", ids: t.ids, parents: t.parents, values: t.values, labels: t.labels, hovertext: t.hovertext,
       branchvalues: "total", sort: false, hoverinfo: "text", textinfo: "label", textposition: "middle left",
       tiling: { orientation: "v", flip: state.up ? "y" : "", pad: 0 }, pathbar: { visible: false },
-      marker: { colors: t.colors, line: { width: 1, color: "var(--card)" } },
+      marker: { colors: t.colors, line: { width: t.edges, color: "var(--card)" } },
       insidetextfont: { color: t.inks, size: 12 }, leaf: { opacity: 1 },
     }];
-    figure.layout = { margin: { l: 0, r: 0, t: 2, b: 2 }, height, uniformtext: undefined };
+    figure.layout = { margin: { l: 0, r: 0, t: 2, b: 2 }, height };
     tell(found);
     element.dataset.nodes = String(t.ids.length);
     return leakscope.redraw(element);
@@ -287,7 +288,7 @@ leakscope.behaviours.icicle = (element, figure, extra) => {
     sum.textContent = !found ? "" : !found.frames ? `no frame of ${where} matches`
       : `${exact(found.sum, unit)} in ${counted(found.frames)} matching frame${found.frames === 1 ? "" : "s"}, ${percent(found.sum, value(focus))} of ${where}`;
     const children = childrenOf(focus);
-    listTitle.textContent = `The ${Math.min(LISTED, children.length)} largest of ${counted(children.length)} branches here, as a list`;
+    listTitle.textContent = `Branches here as a list (${Math.min(LISTED, children.length)} of ${counted(children.length)}, widest first)`;
     list.replaceChildren(...children.slice(0, LISTED).map((child) => {
       const button = make("button", { type: "button" }, bdi(nameOf(child)));
       button.addEventListener("click", () => { zoom(child); (list.querySelector("button") || crumbs.querySelector("button") || find).focus(); });
