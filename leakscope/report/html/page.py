@@ -20,6 +20,7 @@ from leakscope.report.html.parts import (
     Figure,
     Finding,
     Headline,
+    Lines,
     Part,
     Section,
     Table,
@@ -36,6 +37,7 @@ __all__ = [
     "Figure",
     "Finding",
     "Headline",
+    "Lines",
     "Part",
     "Section",
     "Table",
@@ -48,6 +50,9 @@ __all__ = [
 
 LONGEST_TEXT = 300
 """Longer texts are folded to this many characters."""
+LONGEST_DESCRIPTION = 3000
+LONGEST_WHOLE = 20_000
+"""Of texts that are longer still the page says how much is left out: one page must not carry megabytes of a frame."""
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 _TONES = {
@@ -99,18 +104,20 @@ def text(value: str, longest: int = LONGEST_TEXT) -> str:
     shown = printable(value)
     if len(shown) <= longest:
         return f"<bdi>{html.escape(shown)}</bdi>"
+    whole = html.escape(cut(shown, LONGEST_WHOLE))
+    left = f" ({len(shown):,} characters; --json has them all)" if len(shown) > LONGEST_WHOLE else ""
     return (
         f'<details class="long"><summary><bdi>{html.escape(cut(shown, longest))}</bdi></summary>'
-        f"<bdi>{html.escape(shown)}</bdi></details>"
+        f"<bdi>{whole}</bdi>{left}</details>"
     )
 
 
-def prose(value: str) -> str:
+def prose(value: str, longest: int = LONGEST_TEXT) -> str:
     """As :func:`text`, with what stands in `backquotes` set as code."""
     pieces = value.split("`")
     if len(pieces) % 2 == 0:  # a quote that does not close is no quote
-        return text(value)
-    return "".join(f"<code>{text(p)}</code>" if i % 2 else text(p) for i, p in enumerate(pieces) if p)
+        return text(value, longest)
+    return "".join(f"<code>{text(p, longest)}</code>" if i % 2 else text(p, longest) for i, p in enumerate(pieces) if p)
 
 
 def _headline(headline: Headline) -> str:
@@ -161,7 +168,8 @@ def _figure(figure: Figure) -> str:
     return (
         f'<figure id="{figure.id}" class="figure" data-behaviour="{html.escape(figure.behaviour)}">'
         f'<figcaption><h3 id="t-{figure.id}">{text(figure.title)}</h3>'
-        f'<p id="d-{figure.id}">{prose(figure.description)}</p></figcaption><div class="controls"></div>'
+        f'<p id="d-{figure.id}">{prose(figure.description, LONGEST_DESCRIPTION)}</p></figcaption>'
+        '<div class="controls"></div>'
         f'<div class="plot" role="group" aria-labelledby="t-{figure.id}" aria-describedby="d-{figure.id}" '
         f'style="height:{int(figure.height_px)}px"></div>{numbers}</figure>'
     )
@@ -196,6 +204,10 @@ def _cell(cell: Cell, right: bool) -> str:
         return f'<td class="number" data-value="{cell.raw!r}">{html.escape(printable(cell.text))}</td>'
     if isinstance(cell, Code):
         return f"<td{_right(right)}><code>{text(cell.text, 160)}</code></td>"
+    if isinstance(cell, Lines):
+        lines = "".join(f"<li><code>{text(line)}</code></li>" for line in cell.lines)
+        shown = f"<code>{html.escape(cut(printable(cell.summary), 160))}</code>"
+        return f'<td><details class="lines"><summary>{shown}</summary><ol>{lines}</ol></details></td>'
     if isinstance(cell, int | float):
         shown = f"{cell:,}" if isinstance(cell, int) else f"{cell:,.4g}"
         return f'<td class="number" data-value="{cell!r}">{shown}</td>'
