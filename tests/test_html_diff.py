@@ -66,7 +66,7 @@ def test_the_first_screen_says_what_b_keeps(loaded: Page, a: Path, b: Path) -> N
     facts = dict(
         zip(first.locator("dt").all_inner_texts(), first.locator("dd").all_inner_texts(), strict=True)
     )  # fmt: skip
-    assert facts["More in B for the same work"] == "13.2 KiB" and facts["Layer"] == "kernel"
+    assert facts["More in B for the same work"] == "13,568 B (13.2 KiB) in 53 objects" and facts["Layer"] == "kernel"
     assert facts["Work"] == "B did 1.50 times the work of A (requests_total)"
     assert "\\x1b[31m\\u202e" in facts["Culprit"]
     assert (facts["A, the baseline"], facts["B"]) == (str(a), str(b))
@@ -96,11 +96,11 @@ def test_figures_have_the_numbers_of_the_tables(loaded: Page) -> None:
         )
 
     assert bars("layers-bars") == [
-        ["A, for the same work", ["kernel", "host"], [0, 1.5 * (20 * 4096 + 67_000)]],
-        ["B", ["kernel", "host"], [GAINED, 30 * 4096]],
+        ["A, for the same work", ["kernel", "host"], [0, 1.5 * (20 * 4096 + 67_000) / 1024]],
+        ["B", ["kernel", "host"], [GAINED / 1024, 120]],
     ]
     (_, names, _), (_, _, (rate,)) = bars("counters-bars")
-    assert names == ["rss"] and rate == pytest.approx(53 * 1e5 / 15, rel=0.05)
+    assert names == ["rss"] and rate == pytest.approx(53 * 1e5 / 15 / 1024, rel=0.05)
     said = loaded.locator("#stacks-icicle figcaption").inner_text()
     assert "Stacks that keep more: +13.2 KiB in all; that keep less: -98.1 KiB." in " ".join(said.split())
 

@@ -11,6 +11,7 @@ from leakscope.quantities import counted, rate, size
 from leakscope.report.export.stacks import StackValue, stack_values
 from leakscope.report.html.icicle import Measure, Root, cut_note, icicle_figure
 from leakscope.report.html.parts import Code, Part, Section, Table, Text, Value
+from leakscope.report.html.words import as_code, short_frame
 
 MEASURES = (Measure("live bytes", "bytes"), Measure("growth", "bytes/s"), Measure("live objects", "objects"))
 LIVE, GROWTH = 0, 1
@@ -86,18 +87,20 @@ def _description(values: Sequence[StackValue]) -> str:
     if (most := max(sites, key=lambda v: v.live, default=None)) is not None and most.live:
         of = by_layer[most.source, most.layer]
         said.append(
-            f"Most has `{_culprit(most)}` ({most.layer}): {size(most.live)}, {most.live / of:.0%} of its layer."
+            f"Most has {as_code(short_frame(_culprit(most)))}: {size(most.live)}, {100 * most.live / of:.0f} % of "
+            f"{most.layer}."
         )
     grows = max(sites, key=lambda v: v.growth_bytes_per_s, default=None)
     if grows is not None and grows.growth_bytes_per_s > 0:
-        said.append(f"Fastest grows `{_culprit(grows)}` ({grows.layer}): {rate(grows.growth_bytes_per_s)}.")
+        said.append(
+            f"Fastest grows {as_code(short_frame(_culprit(grows)))} ({grows.layer}): {rate(grows.growth_bytes_per_s)}."
+        )
     return " ".join(said)
 
 
 def _culprit(value: StackValue) -> str:
     site = value.site
-    text = (site.culprit_frame if site else "") or (value.frames[-2] if len(value.frames) > 1 else value.frames[-1])
-    return text.replace("`", "'")
+    return (site.culprit_frame if site else "") or (value.frames[-2] if len(value.frames) > 1 else value.frames[-1])
 
 
 def _table(values: Sequence[StackValue], several: bool) -> Table:
