@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from browser import draw_all, opened
+from icicle import Icicle
 from reports_once import reports_once
 from test_diff import capture
-from test_html_stacks import Icicle
 
 from leakscope.cli.main import main
 
@@ -121,6 +121,8 @@ def test_the_icicle_is_as_wide_as_the_change_and_says_its_sign(loaded: Page) -> 
     assert icicle.bytes == GAINED + LOST + 30 * 4096
     trace = icicle.drawn()
     assert trace["0 B label (app.c)"] == 30 * 4096  # neither its line nor its folder is the same in A
+    colours = icicle.figure.locator(".plot").evaluate("p => p.data[0].marker.colors")
+    assert colours.count("rgb(226,229,234)") == 2  # label and its memory, as before
     icicle.choose("Width", "change")
     icicle.choose("Layer", "kernel")
     icicle.press("Callees first")

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from browser import opened
+from icicle import Icicle
 from synthetic import PID, SyntheticCapture
 
 from leakscope.cli.attribute import report_of
 from leakscope.cli.main import main
-from leakscope.correlate.stack_trees import frame_kind, stack_tree
-from leakscope.correlate.stacks import Frame
+from leakscope.correlate.stack_trees import stack_tree
 from leakscope.detect.attribution import Options
 from leakscope.model.results import Report, Verdict
 from leakscope.model.stack_tree import WeighedStack
-from leakscope.report.html.icicle import SCRIPT, Measure, Root, cut_note, icicle_figure
+from leakscope.report.html.icicle import SCRIPT, Measure, Root, icicle_figure
 from leakscope.report.html.page import json_in_html, page
 from leakscope.report.html.parts import Figure, Headline, Section, Table, Text
 from leakscope.report.html.stacks import stack_sections
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
 FILP = {"kind": "slab", "api": "kmem_cache_alloc", "cache": "filp"}
 MMAP = {"layer": "host", "kind": "mmap_anon", "api": "mmap"}
@@ -93,72 +92,6 @@ def live(capture: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], i
     return live_bytes
 
 
-class Icicle:
-    """The figure as someone sees it who uses it."""
-
-    def __init__(self, page: Page, name: str = "stacks-icicle") -> None:
-        self.page = page
-        self.figure = page.locator(f"#{name}")
-        self.figure.scroll_into_view_if_needed()
-        page.wait_for_function("n => document.getElementById(n).dataset.nodes", arg=name)
-        page.wait_for_selector(f"#{name} g.slice")
-
-    @property
-    def here(self) -> str:
-        """The line that says what is looked at."""
-        return self.figure.locator(".here").inner_text()
-
-    @property
-    def bytes(self) -> int:
-        """The first exact number of it."""
-        found = re.search(r"([\d,]+) B", self.here)
-        assert found, self.here
-        return int(found[1].replace(",", ""))
-
-    @property
-    def crumbs(self) -> list[str]:
-        return [text.strip() for text in self.figure.locator(".crumbs > *").all_inner_texts()]
-
-    @property
-    def branches(self) -> list[str]:
-        """The list of the largest branches."""
-        return self.figure.locator(".branches li").all_text_contents()
-
-    def choose(self, label: str, word: str) -> None:
-        self.figure.get_by_label(label).select_option(label=word)
-
-    def press(self, name: str) -> None:
-        self.figure.get_by_role("button", name=name, exact=True).click()
-
-    def click(self, label: str) -> None:
-        """The first slice whose label has ``label``; its zoom has happened."""
-        self.figure.locator("g.slice", has_text=label).first.click()
-        self.page.wait_for_timeout(50)
-
-    def search(self, text: str) -> str:
-        """What the page says was found."""
-        self.figure.get_by_label("Search frames").fill(text)
-        found = self.figure.locator(".found")
-        self.page.wait_for_timeout(300)
-        return found.inner_text()
-
-    def hovers(self, text: str) -> bool:
-        """Whether something drawn has ``text`` in its hover text."""
-        return bool(
-            self.figure.locator(".plot").evaluate("(p, t) => p.data[0].hovertext.some(h => h.includes(t))", text)
-        )
-
-    def drawn(self) -> dict[str, float]:
-        """Labels that plotly drew, with the width of each; those of one name together."""
-        trace = self.figure.locator(".plot").evaluate(
-            "plot => ({labels: plot.data[0].labels, values: plot.data[0].values})"
-        )
-        sums: dict[str, float] = {}
-        for label, value in zip(trace["labels"], trace["values"], strict=True):
-            sums[label] = sums.get(label, 0) + value
-        return sums
-
-
 @pytest.fixture(scope="module")
 def open_page(browser: Browser, html: Path) -> Iterator[Icicle]:
     with opened(browser, html) as loaded:
@@ -200,6 +133,8 @@ def test_each_layer_has_the_bytes_that_sql_gives(icicle: Icicle, live: Callable[
         assert icicle.drawn()[layer] == live(added(layer))
     assert live(added("gpu")) == 53 * 65_536
     assert {"request", "main", "fill", "cudaMalloc", "[device cudaMalloc]"} <= icicle.drawn().keys()
+    icicle.choose("Layer", "host: heap")  # its bytes are those of brk, and never added
+    assert icicle.bytes == live("kind = 'heap'") == 11_000
 
 
 def test_a_click_zooms_and_crumbs_and_keys_lead_back(icicle: Icicle, live: Callable[[str], int]) -> None:
@@ -329,7 +264,7 @@ def test_the_section_says_what_is_drawn_and_what_is_not(report: Report) -> None:
     assert any(
         "“All layers” leaves out 88.0 KiB of kernel pages and device mappings" in line for line in text.paragraphs
     )
-    assert any("they take no memory: 10.7 KiB of kind heap. `leakscope export" in line for line in text.paragraphs)
+    assert any(line.startswith("Other kinds count the bytes of heap: they have views") for line in text.paragraphs)
     assert isinstance(figure.table, Table)
     top = figure.table.rows[0]
     assert (top[0], top[1], top[5]) == ("gpu", "[device cudaMalloc]", 53)
@@ -346,71 +281,11 @@ def test_no_memory_no_section() -> None:
     assert stack_sections(Report(Verdict("not_leak", "nothing")), []) == []
 
 
-# Trees
+# Size
 
 
 def frames(*names: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, "native") for name in names)
-
-
-def test_a_tree_shares_what_stacks_have_in_common() -> None:
-    tree = stack_tree(
-        [
-            WeighedStack(("a",), frames("main", "f"), (3, 0)),
-            WeighedStack(("a",), frames("main", "g"), (5, 1)),
-            WeighedStack(("a",), frames("main"), (7, 0), sampled=True),
-            WeighedStack(("b",), frames("main", "f"), (11, 2)),
-            WeighedStack(("c",), frames("nothing"), (0, 0)),
-        ],
-        2,
-    )
-    assert tree.roots == (("a",), ("b",))
-    assert tree.parent == (-1, -1, 0, 2, 2, 1, 5)
-    assert [tree.frames[frame][0] if frame >= 0 else "" for frame in tree.frame] == [
-        "",
-        "",
-        "main",
-        "f",
-        "g",
-        "main",
-        "f",
-    ]
-    assert tree.totals(0) == [15, 11, 15, 3, 5, 11, 11] and tree.totals(1) == [1, 2, 1, 0, 1, 2, 2]
-    assert tree.sampled == {2} and not tree.share and cut_note(tree) == ""
-    with pytest.raises(ValueError, match="negative"):
-        stack_tree([WeighedStack(("a",), frames("f"), (-1,))], 1)
-
-
-def test_what_is_cut_of_a_tree_is_counted_and_keeps_its_bytes() -> None:
-    stacks = [WeighedStack(("a",), frames("main", f"f{i}", "g"), (i + 1, i == 0)) for i in range(1000)]
-    tree = stack_tree(stacks, 2, max_nodes=1100)
-    # f0 alone has the second measure, so it stays though it has least of the first
-    assert tree.share == 1e-3 and tree.totals(0)[0] == 500_500 and tree.totals(1)[0] == 1
-    kept = [i for i in range(1000) if (i + 1) / 500_500 >= 1e-3 or i == 0]
-    assert len(tree.parent) == 2 + 2 * len(kept) + 1
-    ((node, count),) = (tree.merged or {}).items()
-    assert count == 1000 - len(kept) and tree.totals(0)[node] == 500_500 - sum(i + 1 for i in kept)
-    assert "less than 0.1 %" in cut_note(tree) and f"{count:,} stacks" in cut_note(tree)
-
-
-@pytest.mark.parametrize(
-    ("frame", "kind"),
-    [
-        (Frame("cudaMalloc", module="/app/server"), "cuda"),
-        (Frame("cuMemAlloc_v2"), "cuda"),
-        (Frame("", module="/usr/lib/libcuda.so.535.1", offset=7), "cuda"),
-        (Frame("custom_allocator"), "native"),
-        (Frame("cuddle", module="libcudadnn_like.so"), "native"),
-        (Frame("cudaMalloc", "app.py", 3, kind="python"), "python"),
-        (Frame("do_open", kind="kernel"), "kernel"),
-        (Frame("inner", kind="inlined"), "native"),
-    ],
-)
-def test_kinds_of_frames(frame: Frame, kind: str) -> None:
-    assert frame_kind(frame) == kind
-
-
-# Size
 
 
 @pytest.fixture(scope="module")
@@ -448,4 +323,9 @@ def test_the_tree_of_ten_thousand_sites_is_small_and_a_thousand_nodes_are_drawn(
         for _ in range(3):  # into the widest branch, behind two forks
             icicle.page.keyboard.press("Enter")
         assert icicle.hovers("::function_21 ")
+        icicle.press("Callees first")
+        smaller = sum(count for _, count in huge.extra["merged"])
+        assert 0 < smaller < 10_000 and icicle.branches[0].startswith(
+            f"({smaller:,} smaller) smaller branches together, "
+        )
         assert int(icicle.figure.get_attribute("data-nodes") or 0) <= 1000

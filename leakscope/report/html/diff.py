@@ -15,7 +15,7 @@ from leakscope.model.stack_tree import WeighedStack
 from leakscope.model.words import KINDS_NOT_ADDED
 from leakscope.quantities import counted, size
 from leakscope.report.diff import SIGNS, diff_sentence, leading, work_sentence
-from leakscope.report.html.icicle import SCRIPT, Measure, Root, cut_note, icicle_figure
+from leakscope.report.html.icicle import SCRIPT, Difference, Measure, Root, cut_note, icicle_figure
 from leakscope.report.html.page import page
 from leakscope.report.html.parts import (
     Cell,
@@ -30,7 +30,7 @@ from leakscope.report.html.parts import (
     Value,
     plot_text,
 )
-from leakscope.report.html.stacks import may_back
+from leakscope.report.html.stacks import CUDA_KINDS, may_back, view_of
 from leakscope.report.html.units import byte_axis, bytes_cell, rate_cell
 from leakscope.report.html.words import as_code, facts_of, verdict_sentence
 
@@ -39,8 +39,10 @@ MEASURES = (
     Measure("the larger of both", "bytes"),
     Measure("A, for the same work", "bytes", widths=False),
     Measure("B", "bytes", widths=False),
+    Measure("more, beyond chance", "bytes", widths=False),
+    Measure("less, beyond chance", "bytes", widths=False),
 )
-A, B = 2, 3
+COMPARED = Difference(before=2, after=3, change=0, gain=4, loss=5)
 WORDS = {"leak": "regression", "not_leak": "no regression"}
 SITES, COUNTERS, BARS, FURTHER = 200, 100, 12, 5
 
@@ -53,7 +55,7 @@ def diff_page(
 ) -> str:
     """The whole file. ``names``, ``inputs`` and ``losses`` are of A and B."""
     sections = [
-        Section("layers", "Layers", [_layers_figure(diff), _layers_table(diff)]),
+        Section("layers", "Layers", [*_layers_figure(diff), _layers_table(diff)]),
         Section("stacks", "Stacks that differ", _stacks(diff)),
         *([Section("counters", "Counters", _counters(diff))] if diff.counters else []),
         Section("inputs", "What was compared", _inputs(diff, names, inputs, losses), open=False),
@@ -89,12 +91,14 @@ def _next_steps(diff: Diff, names: tuple[str, str]) -> list[str]:
     return [gate]
 
 
-def _layers_figure(diff: Diff) -> Figure:
+def _layers_figure(diff: Diff) -> list[Part]:
     layers = [layer.layer for layer in diff.layers]
     before, after = [d.expected_bytes for d in diff.layers], [float(d.b.live_bytes) for d in diff.layers]
-    unit = byte_axis(max([*before, *after], default=0.0))
+    if not any((*before, *after)):
+        return []
+    unit = byte_axis(max(*before, *after))
     said = [f"{d.layer} {_signed(d.more_bytes)}" for d in diff.layers]
-    return Figure(
+    figure = Figure(
         "layers-bars",
         "Live bytes by layer",
         [
@@ -105,6 +109,7 @@ def _layers_figure(diff: Diff) -> Figure:
         f"Live bytes of B beyond those of A for the same work: {', '.join(said) or 'no layer has any'}.",
         height_px=110 + 60 * max(1, len(layers)),
     )
+    return [figure]
 
 
 def _bars(
@@ -147,28 +152,32 @@ def _layers_table(diff: Diff) -> Table:
             ]
             for d in diff.layers
         ],
-        "Every byte counts once; a rate is the mean growth after the warm-up.",
+        "Every byte counts once: blocks of malloc as the maps that back them. A rate is the mean after the warm-up.",
     )
 
 
 def _stacks(diff: Diff) -> list[Part]:
     """The differential icicle and the sites that changed."""
-    weighed = [(_weighed(site), site) for site in diff.sites]
-    tree = stack_tree([stack for stack, _ in weighed], len(MEASURES))
+    with_cuda = any(site.kind in CUDA_KINDS for site in diff.sites)
+    tree = stack_tree([_weighed(site, with_cuda) for site in diff.sites], len(MEASURES))
     changed = diff.changed
     parts: list[Part] = []
     if tree.roots and any(tree.own[0].values()):
-        roots = [Root(layer, 0, together == "together") for layer, together in tree.roots]
+        roots = [Root(view, together=not apart) for view, apart in tree.roots]
         parts.append(
             icicle_figure(
                 "stacks-icicle", "What B keeps beyond A, by stack", _description(diff), tree, MEASURES, roots, [""],
-                difference=(A, B),
+                difference=COMPARED,
             )
         )  # fmt: skip
         said = [
             "Width is the change of live bytes, whichever way it went, so that what stayed the same takes no room; "
-            "“the larger of both” shows it too. Orange and + is more in B, blue and - is less, grey as before. "
+            "“the larger of both” shows it too. Orange is more in B, blue less; grey is as before or within chance. "
             "Frames stand without lines and folders, so that code may move between the two runs.",
+            "“All layers” leaves out kernel pages and device mappings: the GPU driver may back memory with them that "
+            "the other layers count already."
+            if with_cuda and any(apart and ":" not in view for view, apart in tree.roots)
+            else "",
             cut_note(tree),
         ]
         parts.append(Text([line for line in said if line]))
@@ -198,14 +207,17 @@ def _stacks(diff: Diff) -> list[Part]:
     return parts
 
 
-def _weighed(site: SiteDiff) -> WeighedStack:
+def _weighed(site: SiteDiff, with_cuda: bool) -> WeighedStack:
     a, b = site.expected_bytes, float(site.b.live_bytes)
     allocated = f"[{site.kind} {site.slab_cache}]" if site.slab_cache else f"[{site.kind}]"
-    kinds = [kind for _, kind in site.frames]
-    apart = site.kind in KINDS_NOT_ADDED - {"heap"}
-    layer = f"{site.layer}, {site.kind}" if apart else site.layer
-    together = "" if apart or may_back(site.kind, kinds) else "together"
-    return WeighedStack((layer, together), (*site.frames, (allocated, "memory")), (abs(b - a), max(a, b), a, b))
+    backs = with_cuda and may_back(site.kind, [kind for _, kind in site.frames])
+    apart = site.kind in KINDS_NOT_ADDED or backs
+    changed = 0.0 if site.change == "same" else b - a
+    return WeighedStack(
+        (view_of(site.layer, site.kind), "apart" if apart else ""),
+        (*site.frames, (allocated, "memory")),
+        (abs(b - a), max(a, b), a, b, max(0.0, changed), max(0.0, -changed)),
+    )
 
 
 def _description(diff: Diff) -> str:

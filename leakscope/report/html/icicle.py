@@ -7,7 +7,7 @@ once with plotly's ``icicle`` trace.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from leakscope.model.stack_tree import StackTree
@@ -54,6 +54,18 @@ class Root:
     together: bool = True
 
 
+@dataclass(frozen=True)
+class Difference:
+    """Numbers of measures: what there was ``before`` and ``after``, the ``change`` whichever way it went, and of that
+    what is beyond chance: ``gain`` and ``loss``."""
+
+    before: int
+    after: int
+    change: int
+    gain: int
+    loss: int
+
+
 def icicle_figure(
     id_: str,
     title: str,
@@ -63,11 +75,11 @@ def icicle_figure(
     roots: Sequence[Root],
     sources: Sequence[str],
     *,
-    difference: tuple[int, int] | None = None,
+    difference: Difference | None = None,
     table: Table | None = None,
 ) -> Figure:
-    """The figure. ``roots`` says what each root of ``tree`` is, ``measures`` what its amounts are. ``difference``: the
-    numbers of the measures that are compared, (before, after): colours then say which is larger."""
+    """The figure. ``roots`` says what each root of ``tree`` is, ``measures`` what its amounts are. ``difference``:
+    which measures are compared; colours then say which way it went."""
     texts = list(dict.fromkeys(text for text, _ in tree.frames))
     at = {text: number for number, text in enumerate(texts)}
     kinds = {kind: number for number, kind in enumerate(KINDS)}
@@ -95,7 +107,7 @@ def icicle_figure(
         "sources": [printable(name) for name in sources],
         "sampled": sorted(tree.sampled),
         "merged": [[node, count] for node, count in (tree.merged or {}).items()],
-        "difference": difference,
+        "difference": asdict(difference) if difference else None,
     }
     return Figure(id_, title, [], {}, description, HEIGHT_PX, table, "icicle", extra)
 
