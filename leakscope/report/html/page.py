@@ -51,6 +51,7 @@ __all__ = [
 LONGEST_TEXT = 300
 """Longer texts are folded to this many characters."""
 LONGEST_DESCRIPTION = 3000
+LONGEST_PARAGRAPH = 1000
 LONGEST_WHOLE = 20_000
 """Of texts that are longer still the page says how much is left out: one page must not carry megabytes of a frame."""
 
@@ -158,7 +159,7 @@ def _part(part: Part) -> str:
         return _figure(part)
     if isinstance(part, Table):
         return _table(part)
-    return "".join(f"<p>{prose(paragraph)}</p>" for paragraph in part.paragraphs)
+    return "".join(f"<p>{prose(paragraph, LONGEST_PARAGRAPH)}</p>" for paragraph in part.paragraphs)
 
 
 def _figure(figure: Figure) -> str:
