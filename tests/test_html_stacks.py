@@ -243,6 +243,8 @@ def test_captures_are_never_added_and_it_fits_a_dark_phone(
         assert icicle.figure.evaluate("f => f.scrollWidth <= document.documentElement.clientWidth")
         icicle.choose("Layer", "kernel")
         assert icicle.bytes == 101 * 256
+        inks = icicle.figure.locator("g.slice text").evaluate_all("all => all.map(text => text.style.fill)")
+        assert set(inks) == {"rgb(22, 25, 31)"}  # dark on the fills of the frames, in both looks
         icicle.choose("Evidence", "sampled")
         assert icicle.here == "kernel: live bytes ≈ 32,768 B (32.0 KiB)"
         assert icicle.drawn()["≈ hot"] == 32_768

@@ -198,7 +198,7 @@ leakscope.behaviours.icicle = (element, figure, extra) => {
       branchvalues: "total", sort: false, hoverinfo: "text", textinfo: "label", textposition: "middle left",
       tiling: { orientation: "v", flip: state.up ? "y" : "", pad: 0 }, pathbar: { visible: false },
       marker: { colors: t.colors, line: { width: t.edges, color: "var(--card)" } },
-      insidetextfont: { color: t.inks, size: 12 }, leaf: { opacity: 1 },
+      insidetextfont: { color: t.inks, size: 12 }, outsidetextfont: { color: t.inks, size: 12 }, leaf: { opacity: 1 },
     }];
     figure.layout = { margin: { l: 0, r: 0, t: 2, b: 2 }, height };
     tell(found);
