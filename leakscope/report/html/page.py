@@ -51,6 +51,9 @@ __all__ = [
 LONGEST_TEXT = 300
 """Longer texts are folded to this many characters."""
 LONGEST_DESCRIPTION = 3000
+SHORT_CELL = 28
+"""Cells of a table up to so long stay in one line."""
+LONGEST_PARAGRAPH = 1000
 LONGEST_WHOLE = 20_000
 """Of texts that are longer still the page says how much is left out: one page must not carry megabytes of a frame."""
 
@@ -158,7 +161,7 @@ def _part(part: Part) -> str:
         return _figure(part)
     if isinstance(part, Table):
         return _table(part)
-    return "".join(f"<p>{prose(paragraph)}</p>" for paragraph in part.paragraphs)
+    return "".join(f"<p>{prose(paragraph, LONGEST_PARAGRAPH)}</p>" for paragraph in part.paragraphs)
 
 
 def _figure(figure: Figure) -> str:
@@ -211,7 +214,8 @@ def _cell(cell: Cell, right: bool) -> str:
     if isinstance(cell, int | float):
         shown = f"{cell:,}" if isinstance(cell, int) else f"{cell:,.4g}"
         return f'<td class="number" data-value="{cell!r}">{shown}</td>'
-    return f"<td{_right(right)}>{text(cell)}</td>"
+    kind = "number" if right else "short" if len(cell) <= SHORT_CELL else ""
+    return f'<td class="{kind}">{text(cell)}</td>' if kind else f"<td>{text(cell)}</td>"
 
 
 def _data(figure: Figure) -> str:
