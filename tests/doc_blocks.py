@@ -32,7 +32,7 @@ class Block:
     @property
     def where(self) -> str:
         """``docs/check.md:3``."""
-        return f"{self.path.relative_to(ROOT)}:{self.line}"
+        return f"{name_of(self.path)}:{self.line}"
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,11 @@ class Simple:
     words: tuple[str, ...]
     into: str = ""
     piped: bool = False
+
+
+def name_of(path: Path) -> str:
+    """The name of a document in the repository."""
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
 
 
 def documents() -> list[Path]:

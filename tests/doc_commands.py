@@ -39,6 +39,7 @@ FOREIGN = {
     "while": "a loop of the shell",
 }
 """Programs that are not ours, and why they are not run."""
+OURS = re.compile(r"(.*/)?leakscope|\$\(command -v leakscope\)")
 UNKNOWN = "an unknown program"
 UNTIL_ENDED = frozenset({"serve"})
 """Verbs that run until somebody ends them."""
@@ -107,10 +108,9 @@ def check_words(words: Sequence[str]) -> None:
         _check_targets(words[1:])
     if program_of(words) in FOREIGN or program_of(words) == "make":
         return
-    # "$(command -v leakscope)", or the name itself behind its wrapper's own words
-    ends = [at for at, word in enumerate(words) if re.fullmatch(r"(.*/)?leakscope|\$\(command -v leakscope\)", word)]
-    while ends and ends[0] + 1 < len(words) and words[ends[0] + 1] not in cli.VERBS:  # a pod of that name, say
-        ends.pop(0)
+    if program_of(words) == "kubectl":  # what runs in the pod stands behind --
+        words = words[words.index("--") + 1 :] if "--" in words else ()
+    ends = [at for at, word in enumerate(words) if OURS.fullmatch(word)]
     if ends:
         parse(filled_in(tuple(words[ends[0] + 1 :])))
 
@@ -171,13 +171,14 @@ def check_code(words: Sequence[str], code: int, err: str) -> None:
 def differs(line: Line, printed: str) -> str:
     """How what a console shows differs from what was printed; '' where it does not.
 
-    ``…`` stands for anything, numbers for any numbers (but for planted ones), runs of white space for one blank.
+    It has to begin as what is shown. ``…`` stands for anything, numbers for any numbers (but for planted ones), runs of
+    white space for one blank.
     """
     shown = "\n".join(line.shown or ()).strip()
     if not shown:
         return ""
     pattern = ".*?".join(_loose(part) for part in shown.split("…"))
-    if re.search(pattern, " ".join(printed.split()), re.DOTALL):
+    if re.match(pattern, " ".join(printed.split()), re.DOTALL):
         return ""
     return f"shows\n{shown}\nbut prints\n{printed.strip()}"
 

@@ -119,7 +119,14 @@ MAKERS: dict[str, Callable[[Path], object]] = {
 }
 """What makes each file, by its name."""
 
-PLACEHOLDERS = {"CAPTURE": "svc.lscope", "PID": "1", "FILE": "nsys.sqlite", "DIR": ".", "OBJECT": "block-17"}
+PLACEHOLDERS = {
+    **dict.fromkeys(("CAPTURE", "EVIDENCE…", "EVIDENCE", "B"), "svc.lscope"),
+    "A": "before.lscope",
+    "PID": "1",
+    "FILE": "nsys.sqlite",
+    "DIR": ".",
+    "OBJECT": "block-17",
+}
 """Words that stand for something of the reader's, and what is taken for them."""
 
 

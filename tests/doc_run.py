@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 from capture_rows import manifest, rows
-from doc_blocks import Block, Line, Simple, blocks, lines_of, simple_commands
+from doc_blocks import Block, Line, Simple, blocks, lines_of, name_of, simple_commands
 from doc_commands import check_code, differs, run, why_not_run, written
-from doc_files import make_inputs
+from doc_files import filled_in, make_inputs
 from recording import ROOT
 
 from leakscope.capture import Capture
@@ -34,10 +34,6 @@ ONLY_COMPILED = {
 """Documents whose Python is not run, and why."""
 ONLY_BEGINNING = ("leakscope symbolize incident.lscope",)
 """Commands of consoles whose output is an example of another capture: it has to begin so."""
-
-
-def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
 
 
 def plan(path: Path) -> Iterator[tuple[Line, list[tuple[Simple, str]]]]:
@@ -78,7 +74,7 @@ def run_line(line: Line, decided: list[tuple[Simple, str]], folder: Path) -> Non
     for simple, why in decided:
         if why:
             continue
-        make_inputs(list(simple.words), folder)
+        make_inputs(filled_in(simple.words), folder)
         if simple.words[1] == "record":
             printed += recorded(simple.words, folder)
         else:

@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from doc_blocks import blocks, documents, inline_code
+from doc_blocks import blocks, documents, form_of, inline_code, name_of
 from doc_commands import check_words, parse
-from doc_files import filled_in
-from doc_run import RECORDED, name_of, plan, problems_of
+from doc_files import filled_in, make_inputs
+from doc_run import RECORDED, plan, problems_of
 from recording import ROOT
 from reports_once import reports_once
 
@@ -119,3 +119,65 @@ def test_lines_of_the_samples_are_where_documents_say(path: Path) -> None:
         if not any(first <= int(line) <= last for first, last in spans):
             problems.append(f"{name_of(path)}: {file}:{line} is no line of {function}")
     assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize(
+    "form, text, told",
+    [
+        ("sh", "leakscope attribute svc.lscope --jason", "No such option: --jason"),
+        ("sh", "leakscope attribute nowhere.lscope", "ended with 2, not 0: leakscope: nowhere.lscope"),
+        ("sh", "leakscope check run.lscope.tar", "ended with 0, not 1"),
+        ("console", "$ leakscope attribute before.lscope\nLEAK  …", "shows\nLEAK"),
+        ("console", "$ leakscope attribute svc.lscope\nLEAK … keeps 15,466,496 B", "but prints\nLEAK"),
+        ("python", "from leakscope.capture import Recapture", "ImportError"),
+        ("sql", "SELECT nothing FROM mem_events", "Referenced column"),
+        ("toml", "[layer.gpu]\nkept = 'much'", "kept"),
+        ("toml", "[wrappers]\nnames = ['x']", "names"),
+        ("json", "{'a': 1}", "JSONDecodeError"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, text: str, told: str
+) -> None:
+    # given a document with a mistake in the block of line 3
+    page = tmp_path / "page.md"
+    page.write_text(f"# Page\n\n```{form}\n{text}\n```\n")
+    monkeypatch.chdir(tmp_path)
+    if "run.lscope.tar" in text:  # one that keeps nothing, where the documentation says that it fails
+        make_inputs(["main.lscope.tar"], tmp_path)
+        (tmp_path / "main.lscope.tar").rename(tmp_path / "run.lscope.tar")
+    # when it runs
+    (problem,) = problems_of(page, tmp_path)
+    # then the mistake is told, and where it is
+    assert problem.startswith("page.md:3: ") and told in problem
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        ("sudo leakscope record --pit 1", "No such option: --pit"),
+        ("kubectl exec leakscope -- leakscope record -p many", "'-p'"),
+        ("docker run IMAGE leakscope record -d 0", "'-d'"),
+        ("leakscope watch", "no command watch"),
+        ("make demmo", "no target demmo"),
+        ("sysctl -w kernel.lockdown=none", "say in tests/doc_commands.py"),
+    ],
+)
+def test_what_is_wrong_in_a_command_that_is_not_run(words: str, told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        check_words(words.split())
+
+
+@pytest.mark.parametrize(
+    "said, text, form",
+    [
+        ("", "leakscope attribute svc.lscope", "sh"),
+        ("", "$ make demo\nLEAK …", "console"),
+        ("", "leakscope diff A B [--json]", "usage"),
+        ("", "LEAK  by nobody", "?"),
+        ("bash", "leakscope attribute svc.lscope", "?"),
+        ("text", "leakscope attribute svc.lscope", "text"),
+    ],
+)
+def test_forms_of_blocks(said: str, text: str, form: str) -> None:
+    assert form_of(said, text) == form

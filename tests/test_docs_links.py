@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doc_blocks import Simple, documents, inline_code
+from doc_blocks import Simple, documents, inline_code, name_of
 from doc_commands import run
 from doc_files import make_inputs
 from recording import ROOT
@@ -26,10 +26,6 @@ from tools.reference.json_keys import Key
 from tools.reference.json_page import documented
 
 DOCUMENTS = documents()
-
-
-def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
 
 
 def links(path: Path) -> Iterator[tuple[int, str]]:
