@@ -168,19 +168,24 @@ def check_code(words: Sequence[str], code: int, err: str) -> None:
         raise ValueError(f"ended with {code}, which docs/reference/exit-codes.md does not say of {name}")
 
 
-def differs(line: Line, printed: str) -> str:
+def differs(line: Line, printed: str, *, exact: bool = False) -> str:
     """How what a console shows differs from what was printed; '' where it does not.
 
-    It has to begin as what is shown. ``…`` stands for anything, numbers for any numbers (but for planted ones), runs of
-    white space for one blank.
+    It has to begin as what is shown. ``…`` stands for anything, numbers for any numbers (but for planted ones, and not
+    where ``exact``), runs of white space for one blank.
     """
     shown = "\n".join(line.shown or ()).strip()
     if not shown:
         return ""
-    pattern = ".*?".join(_loose(part) for part in shown.split("…"))
+    of = _exact if exact else _loose
+    pattern = ".*?".join(of(part) for part in shown.split("…"))
     if re.match(pattern, " ".join(printed.split()), re.DOTALL):
         return ""
     return f"shows\n{shown}\nbut prints\n{printed.strip()}"
+
+
+def _exact(text: str) -> str:
+    return re.escape(" ".join(text.split()))
 
 
 def _loose(text: str) -> str:

@@ -4,14 +4,15 @@ real command line, and its reason is in the name of its test. No block is left o
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
 from functools import cache
 from pathlib import Path
 
 import pytest
-from doc_blocks import blocks, documents, form_of, inline_code, name_of
-from doc_commands import check_words, parse
+from doc_blocks import Line, Simple, blocks, documents, form_of, inline_code, name_of
+from doc_commands import check_words, differs, parse, run
 from doc_files import filled_in, make_inputs
 from doc_run import RECORDED, plan, problems_of
 from recording import ROOT
@@ -119,6 +120,13 @@ def test_lines_of_the_samples_are_where_documents_say(path: Path) -> None:
         if not any(first <= int(line) <= last for first, last in spans):
             problems.append(f"{name_of(path)}: {file}:{line} is no line of {function}")
     assert not problems, "\n".join(problems)
+
+
+@pytest.mark.skipif("LEAKSCOPE_CASES" not in os.environ, reason="NOT TESTED: LEAKSCOPE_CASES is not set")
+def test_the_example_of_liveness_is_what_is_printed() -> None:
+    (example,) = [block for block in blocks(ROOT / "docs" / "liveness.md") if block.text.startswith("lmcache_objs")]
+    ran = run(Simple(("leakscope", "liveness", "lmcache_objs.jsonl")), Path(os.environ["LEAKSCOPE_CASES"]))
+    assert not differs(Line(example.where, "", tuple(example.text.splitlines())), ran.out, exact=True)
 
 
 @pytest.mark.parametrize(

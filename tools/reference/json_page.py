@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from leakscope.ingest import files
-from leakscope.model import calibration, diff, gate, liveness, results, soak, stores
+from leakscope.model import calibration, diff, gate, liveness, results, soak, stores, symbolized
 from leakscope.report import doctor
 from leakscope.report.json import report_json
 from leakscope.report.liveness import liveness_json
@@ -21,7 +21,7 @@ OBJECTS: tuple[tuple[str, str, Callable[..., Any] | None, tuple[type, ...]], ...
         report_json,
         (results.Verdict, results.Culprit, results.Growth, soak.Forecast, results.LayerTotal, results.Site,
          results.Chain, results.ChainLink, results.Row, results.JoinOutcome, calibration.Calibrated,
-         stores.StoreAudit, stores.KeyGroup, stores.Figure, files.Imported),
+         stores.StoreAudit, stores.KeyGroup, stores.Figure),
     ),
     (
         "gate",
@@ -42,6 +42,13 @@ OBJECTS: tuple[tuple[str, str, Callable[..., Any] | None, tuple[type, ...]], ...
         liveness_json,
         (liveness.SourceLiveness, liveness.DocumentRules, liveness.Keeper, liveness.Stale, liveness.Why, liveness.Step,
          liveness.Pool),
+    ),
+    ("import", "`import --json`: `capture`, its path, and `files`, a list of these.", None, (files.Imported,)),
+    (
+        "leakscope-symbolize/1",
+        "`symbolize --json`: `schema`, `output`, the capture, and these.",
+        None,
+        (symbolized.Symbolized, symbolized.MissingSymbols),
     ),
     ("leakscope-doctor/1", "`doctor --json`.", doctor.doctor_json, ()),
 )  # fmt: skip
