@@ -15,12 +15,13 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any
 
 from tools.reference.comments import Comments
 
+LINK = "](#"
 LEFT_OUT = "left out where there is none"
 SCALARS = {str: "text", int: "number", float: "number", bool: "true or false", object: "any"}
 
@@ -28,7 +29,7 @@ SCALARS = {str: "text", int: "number", float: "number", bool: "true or false", o
 GIVEN: dict[tuple[str, str], tuple[str, str]] = {
     ("report_json", "inputs"): ("list of objects", "each capture, and each [imported file](#imported)"),
     ("liveness_json", "inputs"): ("list of objects", "as in leakscope-report/1"),
-    ("liveness_json", "sources"): ("list of [SourceLiveness](#sourceliveness)", ""),
+    ("liveness_json", "sources"): ("list of [SourceLiveness](#sourceliveness)", "one a source"),
     ("liveness_json", "graph"): ("object or null", "node-link form of networkx; null where it has too many nodes"),
     ("Growth", "per_unit"): (
         "object",
@@ -74,11 +75,12 @@ GIVEN: dict[tuple[str, str], tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Key:
-    """One key of an object; dots lead into objects within it."""
+    """One key of an object; dots lead into objects within it. ``of``: the class whose objects it holds."""
 
     name: str
-    type: str
+    kind: str
     meaning: str
+    of: type | None = None
 
 
 def keys_of_class(cls: type) -> list[Key]:
@@ -97,7 +99,8 @@ def keys_of_function(function: Callable[..., Any], cls: type | None = None) -> l
 def _fields(cls: type) -> list[Key]:
     hints, comments = _hints(cls), _field_comments(cls)
     given = {field.name: GIVEN.get((cls.__name__, field.name)) for field in fields(cls)}
-    return [Key(name, *(given[name] or (_type_text(hints[name]), comments.get(name, "")))) for name in given]
+    found = {name: given[name] or (_type_text(hints[name]), comments.get(name, "")) for name in given}
+    return [Key(name, *told, _class_in(hints[name]) if LINK in told[0] else None) for name, told in found.items()]
 
 
 class _Reader:
@@ -115,19 +118,22 @@ class _Reader:
         self._name_locals(hints)
 
     def _name_locals(self, hints: dict[str, Any]) -> None:
-        """Names that stand for a field (`growth = self.growth`), and those of comprehensions over some."""
+        """Names that stand for a field (`growth = self.growth`), and those of loops over some."""
         for node in ast.walk(self.body):
-            if isinstance(node, ast.Assign | ast.comprehension):
-                target = node.target if isinstance(node, ast.comprehension) else node.targets[0]
-                source = node.iter if isinstance(node, ast.comprehension) else node.value
-                if isinstance(target, ast.Name) and isinstance(source, ast.Attribute | ast.Name):
-                    found = self._attribute(source) or (hints.get(ast.unparse(source)),)
-                    self._show(target.id, found[0])
+            if isinstance(node, ast.Assign):
+                target, source = node.targets[0], node.value
+            elif isinstance(node, ast.comprehension | ast.For):
+                target, source = node.target, node.iter
+            else:
+                continue
+            if isinstance(target, ast.Name) and isinstance(source, ast.Attribute | ast.Name):
+                known = self.shown.get(ast.unparse(source))
+                found = self._attribute(source) or (hints.get(ast.unparse(source), known),)
+                self._show(target.id, found[0])
 
     def _show(self, name: str, hint: Any) -> None:
-        for kind in _parts(hint):
-            if isinstance(kind, type) and is_dataclass(kind):
-                self.shown.setdefault(name, kind)
+        if (cls := _class_in(hint)) is not None:
+            self.shown.setdefault(name, cls)
 
     def read(self) -> Iterator[Key]:
         """Every key, some twice where branches give it."""
@@ -159,15 +165,15 @@ class _Reader:
     def _key(self, name: ast.expr, value: ast.expr, optional: str) -> Iterator[Key]:
         text = str(name.value) if isinstance(name, ast.Constant) else ast.unparse(name)
         if given := GIVEN.get((self.name, text)):
-            yield Key(text.removeprefix("self."), *given)
+            yield Key(text.removeprefix("self."), *given, of=self._class(value) if LINK in given[0] else None)
             return
         inner = value.elt if isinstance(value, ast.ListComp) else value
         if isinstance(inner, ast.Dict):
             mark = "[]" if isinstance(value, ast.ListComp) else ""
-            yield from (Key(f"{text}{mark}.{key.name}", key.type, key.meaning) for key in self._object(inner))
+            yield from (Key(f"{text}{mark}.{key.name}", key.kind, key.meaning) for key in self._object(inner))
             return
         kind, meaning = self._value(value)
-        yield Key(text, kind, "; ".join(filter(None, (meaning, optional))))
+        yield Key(text, kind, "; ".join(filter(None, (meaning, optional))), self._class(value))
 
     def _local(self, name: str, optional: str) -> Iterator[Key]:
         for node in ast.walk(self.body):
@@ -195,23 +201,26 @@ class _Reader:
             if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == ast.unparse(source)
         )
         for name in names:
-            yield Key(name, *self._value(ast.parse(f"self.{name}", mode="eval").body))
+            value = ast.parse(f"self.{name}", mode="eval").body
+            yield Key(name, *self._value(value), self._class(value))
 
     def _made(self, node: ast.Call, optional: str) -> Iterator[Key]:
         if ast.unparse(node.func) == "asdict":
             yield from _fields(self.shown[ast.unparse(node.args[0])])
         elif isinstance(node.func, ast.Attribute) and node.func.attr == "to_json":
-            yield from (
-                Key(k.name, k.type, "; ".join(filter(None, (k.meaning, optional))))
-                for k in keys_of_class(self._class(node))
-            )
+            cls = self._class(node)
+            assert cls
+            for key in keys_of_class(cls):
+                yield replace(key, meaning="; ".join(filter(None, (key.meaning, optional))))
         else:
             yield from keys_of_function(self.globals[ast.unparse(node.func)])
 
-    def _class(self, node: ast.expr) -> type:
-        found = self._attribute(node)
-        assert found
-        return next(kind for kind in _parts(found[0]) if isinstance(kind, type) and is_dataclass(kind))
+    def _class(self, node: ast.expr) -> type | None:
+        """The result class that an expression shows, by a field or by a name that stands for one."""
+        if found := self._attribute(node):
+            return _class_in(found[0])
+        names = (each.id for each in ast.walk(node) if isinstance(each, ast.Name) and each.id != "self")
+        return next((self.shown[name] for name in names if name in self.shown), None)
 
     def _value(self, node: ast.expr) -> tuple[str, str]:
         """(type, meaning) of what a key shows."""
@@ -254,8 +263,8 @@ def _member(cls: type, path: list[str]) -> tuple[Any, str] | None:
     else:
         hint, comment = _hints(cls).get(name), _field_comments(cls).get(name, "")
     if rest:
-        classes = [kind for kind in _parts(hint) if isinstance(kind, type) and is_dataclass(kind)]
-        return _member(classes[0], rest) if classes else None
+        inner = _class_in(hint)
+        return _member(inner, rest) if inner else None
     return (hint, comment) if hint is not None else None
 
 
@@ -298,6 +307,11 @@ def _may_be_none(node: ast.expr) -> bool:
 
 def _parts(kind: Any) -> tuple[Any, ...]:
     return (kind, *(part for inner in typing.get_args(kind) for part in _parts(inner)))
+
+
+def _class_in(kind: Any) -> type | None:
+    """The first result class in an annotation."""
+    return next((part for part in _parts(kind) if isinstance(part, type) and is_dataclass(part)), None)
 
 
 def _type_text(kind: Any) -> str:
