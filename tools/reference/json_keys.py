@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import inspect
 import json
 import sys
@@ -17,6 +18,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tools.reference.comments import Comments
@@ -227,7 +229,7 @@ class _Reader:
         null = " or null" if ast.unparse(node).endswith(" or None") or _may_be_none(node) else ""
         if isinstance(node, ast.Compare):
             return "true or false", ""
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "len":
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("len", "sum"):
             return "number", ""
         if isinstance(node, ast.Constant):
             return f"`{node.value!r}`", ""
@@ -269,14 +271,23 @@ def _member(cls: type, path: list[str]) -> tuple[Any, str] | None:
 
 
 class _Names(dict[str, Any]):
-    """Names for annotations: those of the module; what it imports for types alone is Any."""
+    """Names for annotations: those of the module, and what it imports for types alone."""
 
     def __init__(self, module: Mapping[str, Any]) -> None:
         super().__init__()
         self._module = module
 
     def __missing__(self, name: str) -> Any:
-        return self._module.get(name, getattr(builtins, name, Any))
+        if name in self._module:
+            return self._module[name]
+        return getattr(builtins, name) if hasattr(builtins, name) else _imported_for_types(self._module, name)
+
+
+def _imported_for_types(module: Mapping[str, Any], name: str) -> Any:
+    for node in ast.walk(ast.parse(Path(module["__file__"]).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and name in (alias.asname or alias.name for alias in node.names):
+            return getattr(importlib.import_module(node.module or ""), name)
+    return Any
 
 
 @cache
