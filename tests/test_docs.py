@@ -111,14 +111,14 @@ def test_usage_names_options_that_exist(path: Path) -> None:
 def test_lines_of_the_samples_are_where_documents_say(path: Path) -> None:
     """`Service.f (samples/service.py:79)` has to be a line of that function."""
     problems = []
-    for function, file, line in re.findall(r"([\w.]+)\s+\((samples/\w+\.py):(\d+)\)", path.read_text()):
+    for function, file, line in re.findall(r"([\w.]+)\s+\((?:samples/|…)(service\.py):(\d+)\)", path.read_text()):
         spans = [
             (node.lineno, node.end_lineno or node.lineno)
-            for node in ast.walk(ast.parse((ROOT / file).read_text()))
+            for node in ast.walk(ast.parse((ROOT / "samples" / file).read_text()))
             if isinstance(node, ast.FunctionDef) and node.name == function.split(".")[-1]
         ]
         if not any(first <= int(line) <= last for first, last in spans):
-            problems.append(f"{name_of(path)}: {file}:{line} is no line of {function}")
+            problems.append(f"{name_of(path)}: samples/{file}:{line} is no line of {function}")
     assert not problems, "\n".join(problems)
 
 

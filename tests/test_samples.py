@@ -171,6 +171,14 @@ def test_service_leaks_in_three_layers_and_its_caches_stop(name: str) -> None:
             assert report["standin"]["launches"] == 250
 
 
+def test_the_fixed_service_keeps_its_cache_alone() -> None:
+    with held("service.py", "--count", 250, "--fixed") as report:
+        assert report["leaked"] == {} and [site["objects"] for site in report["sites"]] == [0, 0, 0]
+        assert sum(thread["kv_blocks"] for thread in report["threads"]) == 15  # taken, and given back
+        assert descriptors(report["pid"], r"socket:") == 0
+        assert descriptors(report["pid"], r"/dev/pts/\d+") == 2  # a kernel object for each block of the prefix cache
+
+
 @pytest.mark.parametrize(
     ("library", "exports"), [("libcuda.so.1", DRIVER_EXPORTS), ("libcudart.so.12", RUNTIME_EXPORTS)]
 )
