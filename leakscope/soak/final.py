@@ -39,6 +39,19 @@ def readings_and_lives(capture: Capture, memory: str = "1GiB") -> tuple[Readings
 
 def gaps(capture: Capture) -> list[Happening]:
     """The stretches between recordings of which nothing is known."""
+    return [
+        Happening(
+            ended,
+            "gap",
+            f"nothing was recorded for {began - ended:,.0f} s{'; the recorder before it was killed' if killed else ''}",
+        )
+        for ended, began, killed in gap_spans(capture)
+    ]
+
+
+def gap_spans(capture: Capture) -> list[tuple[float, float, bool]]:
+    """(from, to, the recorder before it was killed) of the stretches between recordings, in seconds since the first
+    began."""
     sources = recordings_of(capture)
     zeros = zeros_ns(sources)
     with capture.connect(memory_limit="1GiB") as con:
@@ -48,8 +61,7 @@ def gaps(capture: Capture) -> list[Happening]:
         ended_ns = before.end_ns or max(last.get(before.id, 0), before.start_ns)
         ended, began = (ended_ns - zeros[before.id]) / 1e9, (after.start_ns - zeros[after.id]) / 1e9
         if began - ended >= MIN_GAP_S:
-            how = "" if before.end_ns else "; the recorder before it was killed"
-            found.append(Happening(ended, "gap", f"nothing was recorded for {began - ended:,.0f} s{how}"))
+            found.append((ended, began, not before.end_ns))
     return found
 
 
