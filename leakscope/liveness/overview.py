@@ -27,14 +27,15 @@ def overview(graph: Graph, ends_ns: Sequence[int]) -> Overview:
 
 def dominator_tree(graph: Graph, most: int = MAX_NODES) -> Tree:
     """The nodes that retain most, with the root; of the others of each parent one node that says how many they are.
+    What retains nothing is left out.
 
     A node retains no less than what it dominates, so the leading ones are a tree. At most ``most`` nodes.
     """
     parents = graph.dominators
-    kept = np.flatnonzero(parents >= 0)
     retained_objects = retained_sizes(parents, graph.nodes["objects"], ROOT)
     by_bytes = bool(graph.nodes["bytes"].any())
     weight = graph.retained_bytes if by_bytes else retained_objects
+    kept = np.flatnonzero((parents >= 0) & ((weight > 0) | (np.arange(len(graph)) == ROOT)))
     drawn = _leading(kept, parents, weight, most)
     number = np.full(len(graph), -1, np.int64)
     number[drawn] = np.arange(len(drawn))
@@ -56,7 +57,7 @@ def dominator_tree(graph: Graph, most: int = MAX_NODES) -> Tree:
     hidden = kept[number[kept] < 0]
     above = number[parents[hidden]]
     top, above = hidden[above >= 0], above[above >= 0]  # the others lie below these
-    below = retained_sizes(parents, (number < 0).astype(np.int64), ROOT)
+    below = retained_sizes(parents, np.isin(np.arange(len(graph)), hidden).astype(np.int64), ROOT)
     sums = {
         name: np.bincount(above, weights=values[top], minlength=len(drawn)).astype(np.int64)
         for name, values in (("nodes", below), ("objects", retained_objects), ("bytes", graph.retained_bytes))

@@ -103,9 +103,10 @@ def _named(verdicts: Iterable[Verdict]) -> list[str]:
     """The counters that verdicts are about, in their order."""
     names: dict[str, None] = {}
     for verdict in verdicts:
-        for name in (verdict.growth.counter if verdict.growth else "", verdict.culprit.counter if verdict.culprit else ""):
-            if name:
-                names.setdefault(name)
+        if verdict.growth:
+            names.setdefault(verdict.growth.counter)
+        if verdict.culprit and verdict.culprit.counter:
+            names.setdefault(verdict.culprit.counter)
     return list(names)
 
 
@@ -126,8 +127,10 @@ def _slopes(verdicts: Sequence[Verdict], counters: Sequence[Counter], since_s: f
         if growth is None or verdict.verdict == "not_leak" or growth.counter in found:
             continue
         counter = by_name.get(growth.counter)
-        slope = None if counter is None else fitted(
-            counter, growth, verdict.verdict, max(since_s, verdict.leak_start_s or 0.0)
+        slope = (
+            None
+            if counter is None
+            else fitted(counter, growth, verdict.verdict, max(since_s, verdict.leak_start_s or 0.0))
         )
         if slope is not None:
             found[growth.counter] = slope
@@ -154,9 +157,7 @@ def _processes(readings: Readings, lives: Sequence[Life]) -> tuple[WatchedProces
     end_s = max((float(t[-1]) for t, _ in readings.series.values() if len(t)), default=0.0)
     known = [life for life in settled(readings, lives) if life.pid != BRIEF_PID and np.isfinite(life.start_s)]
     made = [
-        WatchedProcess(
-            life.pid, life.name, life.start_s, None if life.end_s == float("inf") else life.end_s, life.root
-        )
+        WatchedProcess(life.pid, life.name, life.start_s, None if life.end_s == float("inf") else life.end_s, life.root)
         for life in known
     ]
 
