@@ -151,7 +151,8 @@ def _stale(rows: Sequence[Stale]) -> list[Part]:
     columns = ["what", "class", "layer", "bytes", "objects", "age", "bytes × seconds", "held by", "known by", "stack"]
     cells: list[list[Cell]] = [
         [
-            row.name, row.cls, row.layer, bytes_cell(row.bytes), row.objects, time_cell(row.age_s), Value(f"{size(row.byte_seconds)}·s", row.byte_seconds),
+            row.name, row.cls, row.layer, bytes_cell(row.bytes), row.objects, time_cell(row.age_s),
+            Value(f"{size(row.byte_seconds)}·s", row.byte_seconds),
             row.holder, row.evidence + (" (approximate)" if row.approximate else ""), _stack(row.stack),
         ]
         for row in rows

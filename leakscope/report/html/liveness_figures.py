@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 
 from leakscope.model.liveness import CLASSES, SourceLiveness, Step, Why
 from leakscope.model.liveness_overview import HeldClass, IdleTime, Tree, TreeNode
 from leakscope.quantities import counted, size
 from leakscope.report.html.cells import bytes_cell, size_unit, span, time_cell, time_unit
-from leakscope.report.html.page import Cell, Figure, Table, plot_text
+from leakscope.report.html.page import Cell, Figure, Table, cut, plot_text
+from leakscope.report.text import printable
 
 COLOURS = {
     "strong": "var(--series-1)",
@@ -32,7 +34,8 @@ MEANINGS = {
     "idle-cached": "nobody holds it, evictable",
     "unknown-ref": "nothing tells whether it is held",
 }
-_LABEL = 60
+_LABEL = 72
+_LINE = 26
 _MARGIN = {"l": 8, "r": 8, "t": 8, "b": 8}
 
 
@@ -83,7 +86,9 @@ def _weight(by_bytes: bool) -> Any:
 def _label(node: TreeNode) -> str:
     if node.others:
         return counted(node.others, "more node")
-    return "everything that is kept" if node.parent < 0 else plot_text(node.name, _LABEL)
+    if node.parent < 0:
+        return "everything that is kept"
+    return "<br>".join(plot_text(line) for line in wrap(cut(printable(node.name), _LABEL), _LINE))
 
 
 def _facts(node: TreeNode) -> str:
@@ -186,7 +191,8 @@ def course_figure(source: SourceLiveness, number: int) -> Figure | None:
             data.append(
                 {
                     "type": "scatter", "mode": "lines", "stackgroup": "one", "name": cls, "customdata": shown,
-                    "x": [window.t_s / length for window in windows], "y": [v / scale for v in values], "line": {"color": COLOURS[cls]},
+                    "x": [window.t_s / length for window in windows], "y": [v / scale for v in values],
+                    "line": {"color": COLOURS[cls]},
                     "hovertemplate": f"{cls}: %{{customdata}}<extra></extra>",
                 }
             )  # fmt: skip
@@ -219,7 +225,8 @@ def idle_figure(idle: Sequence[IdleTime]) -> Figure:
     amount, scale = size_unit(max((row.bytes for row in idle), default=0)) if by_bytes else ("objects", 1.0)
     data = [
         {
-            "type": "bar", "x": names, "y": [(row.bytes if by_bytes else row.objects) / scale for row in idle], "text": shown,
+            "type": "bar", "x": names, "y": [(row.bytes if by_bytes else row.objects) / scale for row in idle],
+            "text": shown,
             "textposition": "auto", "customdata": [counted(row.objects, "object") for row in idle],
             "marker": {"color": ["var(--muted)" if row.from_s is None else "var(--series-1)" for row in idle]},
             "hovertemplate": "%{x}: %{text}, %{customdata}<extra></extra>",
