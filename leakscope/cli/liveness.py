@@ -12,7 +12,7 @@ import typer
 from leakscope.cli.evidence import opened_evidence
 from leakscope.cli.live import DurationOption, PoolOption
 from leakscope.cli.options import DEFAULT_MEMORY, MemoryOption, ReportOption
-from leakscope.cli.outputs import require_place, write_report
+from leakscope.cli.outputs import require_place, write_page
 from leakscope.quantities import seconds
 
 
@@ -88,7 +88,7 @@ def liveness(
         from leakscope.liveness.overview import overview
         from leakscope.report.html.liveness import liveness_page
 
-        write_report(report, liveness_page(found, overview(graph, found.ends_ns), top))
+        write_page(report, liveness_page(found, overview(graph, found.ends_ns), top))
     if as_json:
         from leakscope.report.liveness import liveness_json
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from leakscope.errors import BadInputError
-from leakscope.report.text import printable
 
 
 def require_place(path: Path) -> None:
@@ -27,12 +25,6 @@ def write_whole(path: Path, text: str) -> None:
     """
     with written_aside(path) as aside:
         aside.write_text(text, encoding="utf-8", errors="backslashreplace")
-
-
-def write_report(path: Path, text: str) -> None:
-    """As :func:`write_whole`, for a page of HTML; says on stderr where it is."""
-    write_whole(path, text)
-    print(f"leakscope: report in {printable(str(path))}", file=sys.stderr)
 
 
 @contextlib.contextmanager

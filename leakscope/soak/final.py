@@ -66,16 +66,20 @@ def gap_spans(capture: Capture) -> list[tuple[float, float, bool]]:
 
 
 def final_report(
-    path: Path, limit_bytes: float | None, inputs: list[dict[str, Any]] | None = None, memory: str = "2GiB"
+    path: Path,
+    limit_bytes: float | None,
+    inputs: list[dict[str, Any]] | None = None,
+    memory: str = "2GiB",
+    timelines: bool = False,
 ) -> Report:
     """The report of a capture, as `leakscope attribute --limit` gives it. ``inputs``: what the capture was made of,
-    where that is not itself. Raises BadInputError."""
+    where that is not itself; ``timelines``: also what memory did over time. Raises BadInputError."""
     import duckdb
 
     capture = Capture.open(path)
     try:
         with capture.connect(memory_limit=memory) as con:
-            (report,) = attribute_together([(con, capture.manifest)], Options(limit_bytes=limit_bytes))
+            (report,) = attribute_together([(con, capture.manifest)], Options(limit_bytes=limit_bytes, timelines=timelines))
     except duckdb.Error as error:
         raise BadInputError(f"{path}: cannot be attributed: {str(error).splitlines()[0]}") from None
     report.inputs = inputs or [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from leakscope.model.liveness import FAULTS, Keeper, Liveness, SourceLiveness, Stale, Why
 from leakscope.model.liveness_overview import Overview
 from leakscope.quantities import counted, size
-from leakscope.report.html.cells import bytes_cell, code, command, paths_of, span, time_cell, without_empty
+from leakscope.report.html.cells import command, paths_of, time_cell, without_empty
 from leakscope.report.html.liveness_figures import (
     classes_figure,
     course_figure,
@@ -16,11 +16,12 @@ from leakscope.report.html.liveness_figures import (
     tree_figure,
     why_figure,
 )
-from leakscope.report.html.page import Cell, Code, Finding, Headline, Part, Section, Table, Text, Value, page
+from leakscope.report.html.page import Cell, Finding, Headline, Lines, Part, Section, Table, Text, Value, page
+from leakscope.report.html.units import bytes_cell, duration_text
+from leakscope.report.html.words import as_code
 
 _STALE = ("held-stale", "zombie", "immortal")
 _MAX_FURTHER = 3
-_FRAMES = 12
 
 
 def liveness_page(found: Liveness, overview: Overview, top: int = 20) -> str:
@@ -62,36 +63,36 @@ def _headline(found: Liveness, names: Sequence[str]) -> Headline:
     if forgetful:
         first, rest = forgetful[0], forgetful[1:]
         if first.oldest_s is not None:
-            facts.append(("Oldest hold", span(first.oldest_s)))
+            facts.append(("Oldest hold", duration_text(first.oldest_s)))
         further = [Finding("held-stale", f"{_forgot(keeper)}.") for keeper in rest[:_MAX_FURTHER]]
         return Headline("stale memory", f"{_forgot(first)}.", facts, _steps(found, first, names), further)
     if found.stale:
         lead = found.stale[0]
         further = [Finding(row.cls, f"{_left(row)}.") for row in found.stale[1 : 1 + _MAX_FURTHER]]
         return Headline("stale memory", f"{_left(lead)}.", facts, _steps(found, None, names), further)
-    keeper = f", most of it by {code(found.keepers[0].name)}" if found.keepers else ""
+    keeper = f", most of it by {as_code(found.keepers[0].name)}" if found.keepers else ""
     sentence = f"{_amount(objects, kept)} are kept{keeper}; nothing of it is known to be stale."
     return Headline("nothing stale", sentence, facts, _steps(found, None, names))
 
 
 def _forgot(keeper: Keeper) -> str:
-    age = f", some for {span(keeper.oldest_s)}" if keeper.oldest_s is not None else ""
+    age = f", some for {duration_text(keeper.oldest_s)}" if keeper.oldest_s is not None else ""
     held = _amount(keeper.stale_objects, keeper.stale_bytes)
-    return f"{code(keeper.name)} holds {held} that it does not use any more{age}"
+    return f"{as_code(keeper.name)} holds {held} that it does not use any more{age}"
 
 
 def _left(row: Stale) -> str:
-    held = f", held by {code(row.holder)}" if row.holder else ""
+    held = f", held by {as_code(row.holder)}" if row.holder else ""
     how = row.evidence + (" (approximate)" if row.approximate else "")
-    return f"{_amount(row.objects, row.bytes)} of {code(row.name)} for {span(row.age_s)}{held}; known by: {how}"
+    return f"{_amount(row.objects, row.bytes)} of {as_code(row.name)} for {duration_text(row.age_s)}{held}; known by: {how}"
 
 
 def _steps(found: Liveness, keeper: Keeper | None, names: Sequence[str]) -> list[str]:
     steps = []
     if keeper is not None and keeper.stack:
-        steps.append(f"Look at {code(keeper.stack[-1])}, which takes holds and does not give them up")
+        steps.append(f"Look at {as_code(keeper.stack[-1])}, which takes holds and does not give them up")
     elif keeper is None and found.stale and found.stale[0].stack:
-        steps.append(f"Look at {code(found.stale[0].stack[-1])}, which allocated it: who should have freed it?")
+        steps.append(f"Look at {as_code(found.stale[0].stack[-1])}, which allocated it: who should have freed it?")
     if found.stale and names:
         lead = found.stale[0].name
         steps.append(f"Ask why one of them is alive: {command('leakscope', 'liveness', *names, '--why', lead)}")
@@ -240,9 +241,6 @@ def _inputs(found: Liveness) -> Section:
     return Section("inputs", "Inputs", parts, open=False)
 
 
-def _stack(stack: Sequence[str]) -> Code | None:
-    """Outermost first; the innermost frames of a long one."""
-    if not stack:
-        return None
-    shown = list(stack[-_FRAMES:])
-    return Code(" → ".join(["…", *shown] if len(stack) > _FRAMES else shown))
+def _stack(stack: Sequence[str]) -> Lines | None:
+    """Outermost first, the innermost frame at a glance."""
+    return Lines(stack[-1], stack) if stack else None

@@ -9,8 +9,9 @@ from typing import Any
 from leakscope.model.liveness import CLASSES, SourceLiveness, Step, Why
 from leakscope.model.liveness_overview import HeldClass, IdleTime, Tree, TreeNode
 from leakscope.quantities import counted, size
-from leakscope.report.html.cells import bytes_cell, size_unit, span, time_cell, time_unit
+from leakscope.report.html.cells import time_cell
 from leakscope.report.html.page import Cell, Figure, Table, cut, plot_text
+from leakscope.report.html.units import byte_axis, bytes_cell, duration_text, time_axis
 from leakscope.report.text import printable
 
 COLOURS = {
@@ -166,7 +167,7 @@ def classes_figure(source: SourceLiveness, number: int) -> Figure:
     )
     if leading is not None:
         description += f"; {leading.share:.1%} of the objects of {leading.name} ({MEANINGS[leading.name]})"
-    description += f". Stale: longer than {span(source.stale_after_s)} ({source.stale_because})."
+    description += f". Stale: longer than {duration_text(source.stale_after_s)} ({source.stale_because})."
     cells: list[list[Cell]] = [
         [row.name, row.objects, round(row.share, 6), bytes_cell(row.bytes), MEANINGS[row.name]] for row in rows
     ]
@@ -181,8 +182,8 @@ def course_figure(source: SourceLiveness, number: int) -> Figure | None:
     if len(windows) < 2:
         return None
     by_bytes = any(any(window.bytes) for window in windows)
-    unit, length = time_unit(windows[-1].t_s)
-    amount, scale = size_unit(max(sum(w.bytes) for w in windows)) if by_bytes else ("objects", 1.0)
+    unit, length = time_axis(windows[-1].t_s)
+    amount, scale = byte_axis(max(sum(w.bytes) for w in windows)) if by_bytes else ("objects", 1.0)
     data = []
     for place, cls in enumerate(CLASSES):
         values = [(window.bytes if by_bytes else window.objects)[place] for window in windows]
@@ -208,7 +209,7 @@ def course_figure(source: SourceLiveness, number: int) -> Figure | None:
     )
     moved = max(CLASSES, key=lambda cls: abs(last[cls] - first[cls]))
     told = [size(v[moved]) if by_bytes else f"{v[moved]:,}" for v in (first, last)]
-    description = f"{moved} went from {told[0]} at {span(windows[0].t_s)} to {told[1]} at {span(windows[-1].t_s)}."
+    description = f"{moved} went from {told[0]} at {duration_text(windows[0].t_s)} to {told[1]} at {duration_text(windows[-1].t_s)}."
     rows: list[list[Cell]] = [
         [time_cell(round(w.t_s, 3)), *(bytes_cell(v) if by_bytes else v for v in (w.bytes if by_bytes else w.objects))]
         for w in windows
@@ -222,7 +223,7 @@ def idle_figure(idle: Sequence[IdleTime]) -> Figure:
     by_bytes = any(row.bytes for row in idle)
     names = [_idle_name(row) for row in idle]
     shown = [size(row.bytes) if by_bytes else f"{row.objects:,}" for row in idle]
-    amount, scale = size_unit(max((row.bytes for row in idle), default=0)) if by_bytes else ("objects", 1.0)
+    amount, scale = byte_axis(max((row.bytes for row in idle), default=0)) if by_bytes else ("objects", 1.0)
     data = [
         {
             "type": "bar", "x": names, "y": [(row.bytes if by_bytes else row.objects) / scale for row in idle],
@@ -319,5 +320,5 @@ def why_figure(whys: Sequence[Why]) -> Figure:
 
 
 def _edge(step: Step) -> str:
-    held = f" for {span(step.held_s)}" if step.held_s is not None else ""
+    held = f" for {duration_text(step.held_s)}" if step.held_s is not None else ""
     return plot_text(f"{step.edge}{f' ×{step.count:,}' if step.count > 1 else ''}{held}")
