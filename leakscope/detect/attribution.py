@@ -18,6 +18,7 @@ from leakscope.correlate.divergence import freeing_sites, shared_with_freeing
 from leakscope.correlate.joins.driver import JoinOptions
 from leakscope.correlate.joins.links import SiteLinks, identity_of, with_kernels, with_links
 from leakscope.correlate.kept_courses import kept_courses
+from leakscope.correlate.live_series import remember_hidden
 from leakscope.correlate.lives import process_lives, source_bounds
 from leakscope.correlate.marks import range_links, site_ranges
 from leakscope.correlate.mixed_stacks import unify_stacks
@@ -71,6 +72,7 @@ class Options:
     wrappers: WrapperRules = NO_RULES  # of the user, beside the built-in table
     iterations: Iterations | None = None  # judge what these leave behind, in place of growth over time
     sites: int = MAX_SITES  # listed for each capture, those with most kept bytes first
+    timelines: bool = False  # also what memory did over time, to draw it
 
 
 def attribute(
@@ -97,6 +99,8 @@ def attribute(
     sites["visible"] = frees_visible(sites, kept, grown, before)
     if options.iterations is not None:
         sites["visible"] &= frees_proven(held, sites, options.iterations)
+    if options.timelines:
+        remember_hidden(con, held, sites, lives)
 
     losses = _losses(con)
     by_number = np.zeros(int(held.table["site"].max()) + 1 if len(held.table) else 0, bool)

@@ -7,13 +7,16 @@ zero (the start of the capture), sizes are bytes. Stacks are lists of frame text
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leakscope.model.calibration import Calibrated
 from leakscope.model.forecast import Forecast
 from leakscope.model.runs import Run
 from leakscope.model.stores import StoreAudit
 from leakscope.model.words import KINDS_NOT_ADDED
+
+if TYPE_CHECKING:
+    from leakscope.model.timeline import Timeline
 
 SCHEMA = "leakscope-report/1"
 VERDICTS = ("leak", "inconclusive", "not_leak")
@@ -379,6 +382,7 @@ class Report:
     joins: list[JoinOutcome] = field(default_factory=list)
     clocks: list[Row] = field(default_factory=list)  # one a source that was aligned: its residual, with how
     runs: list[Run] = field(default_factory=list)  # one a capture, where asked for; not in JSON
+    timelines: list[Timeline] = field(default_factory=list)  # where asked for; not in JSON
     stores: list[StoreAudit] = field(default_factory=list)  # audits of key-value stores
     calibration: list[Calibrated] = field(default_factory=list)  # of counters over two windows of 180 readings
     judged: bool = True  # False: evidence that has no memory in it; its verdict does not count beside others

@@ -20,6 +20,7 @@ from leakscope.report.html.parts import (
     Figure,
     Finding,
     Headline,
+    Lines,
     Part,
     Section,
     Table,
@@ -36,6 +37,7 @@ __all__ = [
     "Figure",
     "Finding",
     "Headline",
+    "Lines",
     "Part",
     "Section",
     "Table",
@@ -48,6 +50,8 @@ __all__ = [
 
 LONGEST_TEXT = 300
 """Longer texts are folded to this many characters."""
+LONGEST_WHOLE = 20_000
+"""Of texts that are longer still the page says how much is left out: one page must not carry megabytes of a frame."""
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 _TONES = {
@@ -99,9 +103,11 @@ def text(value: str, longest: int = LONGEST_TEXT) -> str:
     shown = printable(value)
     if len(shown) <= longest:
         return f"<bdi>{html.escape(shown)}</bdi>"
+    whole = html.escape(cut(shown, LONGEST_WHOLE))
+    left = f" ({len(shown):,} characters; --json has them all)" if len(shown) > LONGEST_WHOLE else ""
     return (
         f'<details class="long"><summary><bdi>{html.escape(cut(shown, longest))}</bdi></summary>'
-        f"<bdi>{html.escape(shown)}</bdi></details>"
+        f"<bdi>{whole}</bdi>{left}</details>"
     )
 
 
@@ -196,6 +202,10 @@ def _cell(cell: Cell, right: bool) -> str:
         return f'<td class="number" data-value="{cell.raw!r}">{html.escape(printable(cell.text))}</td>'
     if isinstance(cell, Code):
         return f"<td{_right(right)}><code>{text(cell.text, 160)}</code></td>"
+    if isinstance(cell, Lines):
+        lines = "".join(f"<li><code>{text(line)}</code></li>" for line in cell.lines)
+        shown = f"<code>{html.escape(cut(printable(cell.summary), 160))}</code>"
+        return f'<td><details class="lines"><summary>{shown}</summary><ol>{lines}</ol></details></td>'
     if isinstance(cell, int | float):
         shown = f"{cell:,}" if isinstance(cell, int) else f"{cell:,.4g}"
         return f'<td class="number" data-value="{cell!r}">{shown}</td>'

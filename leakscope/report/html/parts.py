@@ -31,7 +31,15 @@ class Code:
     text: str
 
 
-Cell = str | int | float | None | Value | Code
+@dataclass(frozen=True)
+class Lines:
+    """Several lines that are one thing (a stack): ``summary`` is shown, the others when unfolded."""
+
+    summary: str
+    lines: Sequence[str]
+
+
+Cell = str | int | float | None | Value | Code | Lines
 """A cell of a table. Numbers and :class:`Value` stand to the right; None is shown as a dash."""
 
 

@@ -1,0 +1,394 @@
+"""What memory did over time, for reports that draw it: live bytes, counters, fitted slopes, what changed when.
+
+The numbers are those of the judgement, thinned out to what a page can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from leakscope.correlate.live_series import WINDOWS, LiveBytes, live_bytes, survival
+from leakscope.correlate.lives import BINS, FOLDED_PID
+from leakscope.detect.attribution import EVENTS_ZERO_NS, Options
+from leakscope.detect.counters import FROM_ZERO, counters_of
+from leakscope.detect.growth import PARTS, WARM_UP_SHARE
+from leakscope.detect.recorded import subjects
+from leakscope.detect.recorded_lives import Recorded, recorded_lives, recorded_readings, zeros_ns
+from leakscope.detect.series.book import Book
+from leakscope.detect.series.counters import PROCESS_START, Counter, layer_of
+from leakscope.model.manifest import Manifest, Source
+from leakscope.model.results import LayerTotal, Report, Verdict
+from leakscope.model.timeline import (
+    COUNTER,
+    LIVE,
+    MAX_POINTS,
+    UNEXPLAINED,
+    Moment,
+    Series,
+    Slope,
+    Survival,
+    Timeline,
+)
+from leakscope.model.words import KINDS_NOT_ADDED, LAYERS
+
+if TYPE_CHECKING:
+    import duckdb
+
+FloatArray = npt.NDArray[np.float64]
+
+MAIN = {
+    "rss": "RSS",
+    "pss": "PSS",
+    "vss": "VSS",
+    "rss_anon": "RSS, anonymous",
+    "cgroup": "control group",
+    "gpu_used": "GPU memory in use",
+    "gpu_reserved": "held by the GPU allocator",
+    "gpu_allocated": "used in the GPU allocator",
+}
+"""Counters that are drawn wherever they are there, and what they are called."""
+MAX_COUNTERS = 16
+"""Counters that are drawn: the main ones, those that verdicts name, then those that gained most."""
+MAX_TIMELINES = 8
+MAX_MOMENTS = 40
+LAYER_NAMES = {"kernel": "kernel memory", "host": "host memory", "gpu": "GPU memory"}
+EXPLAINS = {
+    "rss": ("host", frozenset({"mmap_anon", "mmap_file", "brk"})),
+    "vss": ("host", frozenset({"mmap_anon", "mmap_file", "brk", "mmap_reserve"})),
+    "gpu_used": ("gpu", None),
+    "meminfo_sunreclaim": ("kernel", frozenset({"kmalloc", "slab"})),
+}
+"""Counters that events must explain: layer and kinds (None: all that are added), as in the reconciliation."""
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A counter, whose it is, and whether others are counted in it."""
+
+    counter: Counter
+    of: str = ""
+    shared: bool = False
+
+
+def timelines(
+    con: duckdb.DuckDBPyConnection, manifest: Manifest, report: Report, options: Options, recorded: Recorded | None
+) -> list[Timeline]:
+    """One a source that has a course over time; recordings of one capture share theirs. At most
+    :data:`MAX_TIMELINES`. ``con`` is as the attribution of ``report`` left it. Raises duckdb.Error."""
+    bounds = {
+        int(source): (int(start), int(end))
+        for source, start, end in con.execute(
+            f"SELECT source_id, from_ns, from_ns + {BINS} * bin_ns FROM lives WHERE pid = {FOLDED_PID} ORDER BY 1"
+        ).fetchall()
+    }
+    with_events = {
+        int(s) for (s,) in con.execute("SELECT DISTINCT source_id FROM summed JOIN lives USING (life)").fetchall()
+    }
+    recordings = [source for source in manifest.sources if source.kind == "recording"]
+    groups = [recordings] if recordings else []
+    groups += [[source] for source in manifest.sources if source.kind != "recording" and source.clock != "none"]
+    found: list[Timeline] = []
+    for group in groups:
+        if len(found) == MAX_TIMELINES:
+            break
+        made = _timeline(con, group, bounds, with_events, report, options, recorded)
+        if made.series:
+            found.append(made)
+    return found
+
+
+def _timeline(
+    con: duckdb.DuckDBPyConnection,
+    sources: Sequence[Source],
+    bounds: dict[int, tuple[int, int]],
+    with_events: set[int],
+    report: Report,
+    options: Options,
+    recorded: Recorded | None,
+) -> Timeline:
+    zeros = _zeros(sources, bounds)
+    read = _read(con, sources, recorded)
+    starts = [one.counter for one in read if one.counter.name == PROCESS_START]
+    read = [one for one in read if one.counter.name != PROCESS_START]
+    wanted = _named_counters(report)
+    drawn = _most_telling(read, wanted)
+    series = [_series(one) for one in drawn]
+    slopes = _counter_slopes(drawn, starts[:1], wanted)
+    moments = [] if sources[0].kind == "recording" else _restarts(starts)
+    survived: list[Survival] = []
+    for source in sources:
+        if source.id not in bounds or source.id not in with_events:
+            continue
+        live = live_bytes(con, source.id, bounds[source.id], options.layer, options.pid)
+        window = _judged_window(con, source.id, zeros[source.id], options)
+        of_source, slopes_of = _live_series(live, zeros[source.id], report.layers, window)
+        series += of_source
+        if len(with_events) == 1:
+            slopes += slopes_of
+            moments.append(Moment(window[0], "warm-up", "end of the warm-up"))
+        series += _unexplained(drawn, live, zeros[source.id])
+        survived += _survival(con, source.id, bounds[source.id], zeros[source.id], options)
+    if len(with_events) <= 1:
+        moments += _leak_starts(report)
+    moments += _processes(con, sources, zeros)
+    moments = sorted(moments, key=lambda one: one.t_s)[:MAX_MOMENTS]
+    times = [t for one in series for t in (one.t_s[0], one.t_s[-1])]
+    left = len({one.counter.name for one in read}) - len({one.counter.name for one in drawn})
+    return Timeline(
+        " + ".join(source.name for source in sources),
+        float(min(times, default=0.0)),
+        float(max(times, default=0.0)),
+        tuple(series),
+        tuple(slopes),
+        tuple(moments),
+        tuple(survived),
+        (f"{left:,} more counters were read; they gained less and no verdict names them",) if left > 0 else (),
+    )
+
+
+def _zeros(sources: Sequence[Source], bounds: dict[int, tuple[int, int]]) -> dict[int, int]:
+    """The time of each source's clock that is zero on the common axis (as ``leak_start_s`` has it)."""
+    if len(sources) > 1:
+        return zeros_ns(sources)
+    source = sources[0]
+    start = bounds.get(source.id, (source.start_ns, 0))[0]
+    if source.kind == "events":
+        return {source.id: min(EVENTS_ZERO_NS, start)}
+    return {source.id: 0 if source.clock == FROM_ZERO and source.kind == "samples" else start}
+
+
+def _read(con: duckdb.DuckDBPyConnection, sources: Sequence[Source], recorded: Recorded | None) -> list[_Read]:
+    """All counters of the sources, those of recorded processes together summed over them."""
+    if sources[0].kind != "recording":
+        return [_Read(counter) for counter in counters_of(con, sources[0])]
+    found = recorded.subjects if recorded else []
+    if recorded and not found:  # too short to be judged; not to be drawn
+        scope = sources[-1].scope
+        found = subjects(
+            recorded_readings(con, sources),
+            recorded_lives(con, sources),
+            everyone=bool(scope.get("host_wide")),
+            cgroup=str(scope.get("cgroup", "")),
+        )
+    several = sum(subject.kind == "cgroup" for subject in found) > 1
+    kinds = ("service", "cgroup", "device", "host")
+    read = []
+    for subject in found:
+        name = subject.name if subject.kind == "cgroup" and several else ""
+        if subject.kind in kinds:
+            read += [_Read(c, name, subject.shared) for c in subject.counters]
+    return [*read, *_unreclaimable(con, sources, {one.counter.name for one in read})]
+
+
+def _unreclaimable(con: duckdb.DuckDBPyConnection, sources: Sequence[Source], known: set[str]) -> Iterator[_Read]:
+    """SUnreclaim, which kernel memory is held against, however little it gained."""
+    name = "meminfo_sunreclaim"
+    if name in known:
+        return
+    zeros = zeros_ns(sources)
+    rows = con.execute(
+        "SELECT source_id, ts_ns, value FROM samples WHERE counter = 'meminfo_SUnreclaim' AND scope = 'host' "
+        "AND list_contains(?, source_id) ORDER BY source_id, ts_ns",
+        [list(zeros)],
+    ).fetchall()
+    if len(rows) > 1:
+        times = np.array([(ts - zeros[source]) / 1e9 for source, ts, _ in rows])
+        values = np.array([value for _, _, value in rows], np.float64)
+        order = np.argsort(times, kind="stable")
+        yield _Read(Counter(name, times[order], values[order], True), shared=True)
+
+
+def _named_counters(report: Report) -> list[str]:
+    """Counters that verdicts name, as ``samples`` calls them."""
+    names = []
+    for verdict in (report.verdict, *report.findings):
+        named = [verdict.culprit.counter if verdict.culprit else "", verdict.growth.counter if verdict.growth else ""]
+        names += [name for text in named for name in (text, text.removesuffix("_bytes")) if name]
+    return list(dict.fromkeys(names))
+
+
+def _most_telling(read: Sequence[_Read], wanted: Sequence[str]) -> list[_Read]:
+    """What is drawn, at most :data:`MAX_COUNTERS`; what never was anything but zero is not."""
+    moving = [one for one in read if len(one.counter.t_s) > 1 and np.isfinite(one.counter.value).all()]
+    moving = [one for one in moving if np.any(one.counter.value) and not _of_work(one.counter)]
+
+    def rank(one: _Read) -> tuple[int, float]:
+        name = one.counter.name
+        if name in wanted:
+            return 0, float(wanted.index(name))
+        if name in MAIN or name in EXPLAINS:
+            return 1, 0.0
+        gained = float(one.counter.value[-1] - one.counter.value[0]) if one.counter.in_bytes else 0.0
+        return 2, -gained
+
+    ranked = sorted(moving, key=rank)
+    named = [one for one in ranked if rank(one)[0] < 2]
+    more = [one for one in ranked if rank(one)[0] == 2 and rank(one)[1] < 0 and not one.shared]
+    return [*named, *more[: max(0, MAX_COUNTERS - len(named))]][:MAX_COUNTERS]
+
+
+def _of_work(counter: Counter) -> bool:
+    return counter.name.endswith("_total")
+
+
+def _series(one: _Read) -> Series:
+    counter = one.counter
+    label = MAIN.get(counter.name, counter.shown)
+    if one.of:
+        label = f"{label} of {one.of}"
+    times, values = thinned(counter.t_s, counter.value)
+    layer, count = layer_of(counter.name), len(counter.t_s)
+    return Series(counter.name, label, COUNTER, layer, counter.in_bytes, times, values, count, one.shared)
+
+
+def thinned(t_s: FloatArray, value: FloatArray, most: int = MAX_POINTS) -> tuple[FloatArray, FloatArray]:
+    """At most ``most`` points: the first and the last, and of each of equal buckets of readings the least and the
+    greatest value, in their order in time."""
+    if len(t_s) <= most:
+        return t_s, value
+    buckets = (most - 2) // 2
+    edges = np.linspace(0, len(t_s), buckets + 1).astype(np.int64)[:-1]
+    bucket = np.searchsorted(edges, np.arange(len(t_s)), "right") - 1
+    order = np.lexsort((value, bucket))
+    last = np.r_[edges[1:], len(t_s)] - 1
+    kept = np.unique(np.concatenate([order[edges], order[last], [0, len(t_s) - 1]]))
+    return t_s[kept], value[kept]
+
+
+def _counter_slopes(drawn: Sequence[_Read], starts: Sequence[Counter], wanted: Sequence[str]) -> list[Slope]:
+    """The lines of counters that rise for good, and of those that verdicts name, through the floor that was fitted."""
+    slopes = []
+    counters = [one.counter for one in drawn]
+    for name in dict.fromkeys(counter.name for counter in counters):
+        book = Book([next(c for c in counters if c.name == name), *starts])
+        course = book.course(name)
+        base = course.floor
+        if base is None or course.lives > 1 or not (course.rising or name in wanted) or not np.isfinite(course.rate):
+            continue
+        inside = base.t_s >= course.start_s
+        if inside.sum() < 2:
+            continue
+        middle = float(base.t_s[inside].mean())
+        at = float(np.median(base.value[inside] - course.rate * (base.t_s[inside] - middle)))
+        slopes.append(
+            Slope(name, COUNTER, course.start_s, course.end_s, middle, at, course.rate, course.low, course.high)
+        )
+    return slopes
+
+
+def _judged_window(con: duckdb.DuckDBPyConnection, source: int, zero_ns: int, options: Options) -> tuple[float, float]:
+    """(end of the warm-up, end of the evidence) of the process that allocated most, seconds since zero."""
+    from_ns, bin_ns = con.execute(
+        """
+        WITH made AS (SELECT life, sum(bytes) AS bytes FROM summed WHERE event = 0 GROUP BY life)
+        SELECT from_ns, bin_ns FROM lives JOIN made USING (life) WHERE source_id = ?
+        ORDER BY bytes DESC, pid DESC LIMIT 1
+        """,
+        [source],
+    ).fetchall()[0]
+    window_s = BINS * bin_ns / 1e9
+    share = WARM_UP_SHARE if options.warm_up_s is None else options.warm_up_s / max(window_s, 1e-9)
+    start = (from_ns - zero_ns) / 1e9
+    return start + min(share, 1 - PARTS / BINS) * window_s, start + window_s
+
+
+def _live_series(
+    live: LiveBytes, zero_ns: int, layers: Iterable[LayerTotal], window: tuple[float, float]
+) -> tuple[list[Series], list[Slope]]:
+    """Live bytes by layer, and their growth over the judged ``window``."""
+    times = (live.ends_ns - zero_ns) / 1e9
+    growth = {total.layer: total.growth for total in layers}
+    series, slopes = [], []
+    for layer in LAYERS:
+        kept = [value for (of, kind), value in live.kept.items() if of == layer and kind not in KINDS_NOT_ADDED]
+        if not kept:
+            continue
+        value = np.sum(kept, axis=0) - live.hidden.get(layer, 0.0)
+        series.append(Series(layer, f"live {LAYER_NAMES[layer]}, by events", LIVE, layer, True, times, value))
+        rate = growth.get(layer)
+        if rate is not None and rate.ci_low > 0:
+            at = float(np.interp(window[0], times, value))
+            slopes.append(Slope(layer, LIVE, *window, window[0], at, rate.bytes_per_s, rate.ci_low, rate.ci_high))
+    return series, slopes
+
+
+def _unexplained(drawn: Sequence[_Read], live: LiveBytes, zero_ns: int) -> list[Series]:
+    """Growth of counters since their first reading less what events keep of it."""
+    ends = (live.ends_ns - zero_ns) / 1e9
+    series = []
+    for one in drawn:
+        name, counter = one.counter.name, one.counter
+        if name not in EXPLAINS or (one.shared and name != "meminfo_sunreclaim"):
+            continue
+        layer, kinds = EXPLAINS[name]
+        kept = [
+            value
+            for (of, kind), value in live.kept.items()
+            if of == layer and (kind in kinds if kinds is not None else kind not in KINDS_NOT_ADDED)
+        ]
+        if not kept or len(counter.t_s) < 2:
+            continue
+        events = np.sum(kept, axis=0) - (live.hidden.get(layer, 0.0) if layer == "kernel" else 0.0)
+        held = np.interp(counter.t_s, np.r_[ends[0] - 1e-9, ends], np.r_[0.0, events])
+        rest = (counter.value - counter.value[0]) - (held - held[0])
+        times, values = thinned(counter.t_s, rest)
+        label = f"growth of {MAIN.get(name, 'SUnreclaim')} that events do not explain"
+        series.append(Series(name, label, UNEXPLAINED, layer, True, times, values, len(counter.t_s), one.shared))
+    return series
+
+
+def _survival(
+    con: duckdb.DuckDBPyConnection, source: int, bounds: tuple[int, int], zero_ns: int, options: Options
+) -> list[Survival]:
+    rows = survival(con, source, bounds, tuple(sorted(KINDS_NOT_ADDED)), options.layer, options.pid)
+    edges = (bounds[0] - zero_ns + np.linspace(0, bounds[1] - bounds[0], WINDOWS + 1)) / 1e9
+    found = []
+    for layer in LAYERS:
+        of_layer = rows[rows["layer"] == layer]
+        if not len(of_layer):
+            continue
+        allocated, kept = np.zeros(WINDOWS, np.int64), np.zeros(WINDOWS, np.int64)
+        allocated[of_layer["window"].to_numpy()] = of_layer["allocated"].to_numpy()
+        kept[of_layer["window"].to_numpy()] = np.maximum(0, of_layer["kept"].to_numpy())
+        found.append(Survival(layer, edges, allocated, kept))
+    return found
+
+
+def _leak_starts(report: Report) -> list[Moment]:
+    found = []
+    for verdict in (report.verdict, *report.findings):
+        if verdict.verdict == "leak" and verdict.leak_start_s is not None:
+            found.append(Moment(verdict.leak_start_s, "leak", f"begins to grow: {_who(verdict)}", verdict.layer))
+    return found
+
+
+def _who(verdict: Verdict) -> str:
+    culprit = verdict.culprit
+    return (culprit and (culprit.frame or culprit.counter or culprit.object)) or verdict.kind
+
+
+def _restarts(starts: Sequence[Counter]) -> list[Moment]:
+    return [Moment(float(t), "restart", "the process restarts") for t in Book(starts).restarted_s]
+
+
+def _processes(con: duckdb.DuckDBPyConnection, sources: Sequence[Source], zeros: dict[int, int]) -> list[Moment]:
+    """When root processes ended or began after the start of the evidence."""
+    rows = con.execute(
+        "SELECT source_id, pid, name, start_ns, exit_ns FROM processes WHERE role = 'root' "
+        "AND list_contains(?, source_id) ORDER BY start_ns, pid LIMIT 1000",
+        [list(zeros)],
+    ).fetchall()
+    starts = {source.id: source.start_ns for source in sources}
+    found = []
+    for source, pid, name, start_ns, exit_ns in rows:
+        who = f"{name} (PID {pid})" if name else f"PID {pid}"
+        if start_ns > starts[source]:
+            found.append(Moment((start_ns - zeros[source]) / 1e9, "start", f"{who} starts"))
+        if exit_ns:
+            found.append(Moment((exit_ns - zeros[source]) / 1e9, "exit", f"{who} exits"))
+    return found
