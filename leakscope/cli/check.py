@@ -112,8 +112,8 @@ def check(
         from leakscope.cli.outputs import write_page
         from leakscope.report.html.gate import gate_page
 
-        file = next((path for path in baseline or [] if is_baseline_file(path)), "")
-        write_page(html, gate_page(report, gate, sorted(evidence), file))
+        committed = next((name for name in baseline or [] if is_baseline_file(name)), "")
+        write_page(html, gate_page(report, gate, sorted(evidence), committed))
     _print(report, gate, sorted(evidence), as_json, github)
     return gate.exit_code
 

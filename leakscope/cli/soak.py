@@ -118,9 +118,7 @@ def _target(pid: list[int] | None, cgroup: Path | None, command: list[str] | Non
     return "PID " + ", ".join(map(str, pid)) if pid else "the whole host"
 
 
-def _replayed(
-    path: Path, output: Path | None, plan: Plan, timelines: bool
-) -> tuple[SoakSummary, Report, Capture]:
+def _replayed(path: Path, output: Path | None, plan: Plan, timelines: bool) -> tuple[SoakSummary, Report, Capture]:
     from leakscope.report.soak import SoakScreen
     from leakscope.soak.final import final_report
     from leakscope.soak.replay import Replay, open_evidence

@@ -31,9 +31,7 @@ def watched(readings: Readings, lives: Sequence[Life]) -> tuple[WatchedProcess, 
     """The processes of a recording: roots in the order of their start, then the others that lived longest."""
     end_s = max((float(t[-1]) for t, _ in readings.series.values() if len(t)), default=0.0)
     made = [
-        WatchedProcess(
-            life.pid, life.name, life.start_s, None if life.end_s == float("inf") else life.end_s, life.root
-        )
+        WatchedProcess(life.pid, life.name, life.start_s, None if life.end_s == float("inf") else life.end_s, life.root)
         for life in settled(readings, lives)
         if life.pid != BRIEF_PID and np.isfinite(life.start_s)
     ]

@@ -77,9 +77,10 @@ def final_report(
     import duckdb
 
     capture = Capture.open(path)
+    options = Options(limit_bytes=limit_bytes, timelines=timelines)
     try:
         with capture.connect(memory_limit=memory) as con:
-            (report,) = attribute_together([(con, capture.manifest)], Options(limit_bytes=limit_bytes, timelines=timelines))
+            (report,) = attribute_together([(con, capture.manifest)], options)
     except duckdb.Error as error:
         raise BadInputError(f"{path}: cannot be attributed: {str(error).splitlines()[0]}") from None
     report.inputs = inputs or [

@@ -17,7 +17,13 @@ from leakscope.report.html.page import Cell, Code, Finding, Headline, Lines, Par
 from leakscope.report.html.units import bytes_cell
 
 _WORDS = {"pass": "passed", "fail": "failed", "inconclusive": "inconclusive"}
-_OUTCOMES = {"fail": "failed", "inconclusive": "cannot tell", "known": "known", "suppressed": "suppressed", "pass": "passed"}
+_OUTCOMES = {
+    "fail": "failed",
+    "inconclusive": "cannot tell",
+    "known": "known",
+    "suppressed": "suppressed",
+    "pass": "passed",
+}
 _FURTHER = 4
 _MAX_CHECKS = 200
 _MAX_CHAINS = 20
@@ -59,7 +65,7 @@ def _headline(gate: Gate, evidence: Sequence[str]) -> Headline:
     if gate.of("fail"):
         steps.append("Mend it, or accept it below: a suppression with its reason, a budget, or a new baseline")
     if gate.of("inconclusive"):
-        steps.append("Give it what is missing (see the messages): a longer run, more work, or the counter that was named")
+        steps.append("Give it what is missing (see the messages): a longer run, more work, the counter that is named")
     return Headline(_WORDS[gate.result], f"{result}: {gate_sentence(gate)}.", facts, steps, further)
 
 

@@ -20,10 +20,7 @@ _LABEL = 50
 def budget_figure(gate: Gate) -> list[Part]:
     """How far each figure of a budget is from what is allowed, in percent of that."""
     rows = [
-        (check, one)
-        for check in gate.checks
-        for one in check.measures
-        if one.allowed is not None and one.allowed > 0
+        (check, one) for check in gate.checks for one in check.measures if one.allowed is not None and one.allowed > 0
     ][:_MAX_BUDGETS]
     if not rows:
         return []
@@ -51,7 +48,9 @@ def budget_figure(gate: Gate) -> list[Part]:
         "shapes": [{"type": "line", "x0": 100, "x1": 100, "y0": 0, "y1": 1, "yref": "paper",
                     "line": {"color": "var(--bad)", "width": 2, "dash": "dash"}}],
     }  # fmt: skip
-    said = [f"{check.name} uses {value:,.1f} % of its {one.name}" for (check, one), value in zip(rows, share, strict=True)]
+    said = [
+        f"{check.name} uses {value:,.1f} % of its {one.name}" for (check, one), value in zip(rows, share, strict=True)
+    ]
     over = sum(one.outcome != "pass" for _, one in rows)
     description = f"{counted(over, 'limit')} of {len(rows):,} not kept. {'; '.join(said[:4])}."
     return [Figure("budgets", "Budgets", [data], layout, description, 90 + 32 * len(rows))]
@@ -81,9 +80,21 @@ def course_figure(report: Report, gate: Gate) -> list[Part]:
         per_s = f", {size(growth.bytes_per_s)}/s ({size(growth.ci_low)} … {size(growth.ci_high)}/s)" if growth else ""
         said.append(f"{_name(site)} keeps {size(site.live_bytes)} in {counted(site.live_objects, 'object')}{per_s}")
         kept = site.course.kept_bytes if site.course else ()
-        parts: list[Cell] = [bytes_cell(round(kept[len(kept) * part // 4 - 1])) for part in (1, 2, 3, 4)] if kept else []
+        parts: list[Cell] = (
+            [bytes_cell(round(kept[len(kept) * part // 4 - 1])) for part in (1, 2, 3, 4)] if kept else []
+        )
         rows.append([_name(site), site.layer, site.kind, *parts, bytes_cell(site.live_bytes), site.live_objects])
-    columns = ["site", "layer", "kind", "after a quarter", "after a half", "after three", "at the end", "kept", "objects"]
+    columns = [
+        "site",
+        "layer",
+        "kind",
+        "after a quarter",
+        "after a half",
+        "after three",
+        "at the end",
+        "kept",
+        "objects",
+    ]
     left = len([one for one in ids if one in sites]) - len(drawn)
     note = f"{left:,} more sites of failing checks are not drawn." if left > 0 else ""
     table = Table("Kept by the sites of failing checks", columns, rows, note)

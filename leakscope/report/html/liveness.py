@@ -84,7 +84,8 @@ def _forgot(keeper: Keeper) -> str:
 def _left(row: Stale) -> str:
     held = f", held by {as_code(row.holder)}" if row.holder else ""
     how = row.evidence + (" (approximate)" if row.approximate else "")
-    return f"{_amount(row.objects, row.bytes)} of {as_code(row.name)} for {duration_text(row.age_s)}{held}; known by: {how}"
+    what = f"{_amount(row.objects, row.bytes)} of {as_code(row.name)}"
+    return f"{what} for {duration_text(row.age_s)}{held}; known by: {how}"
 
 
 def _steps(found: Liveness, keeper: Keeper | None, names: Sequence[str]) -> list[str]:

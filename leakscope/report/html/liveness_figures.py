@@ -209,7 +209,8 @@ def course_figure(source: SourceLiveness, number: int) -> Figure | None:
     )
     moved = max(CLASSES, key=lambda cls: abs(last[cls] - first[cls]))
     told = [size(v[moved]) if by_bytes else f"{v[moved]:,}" for v in (first, last)]
-    description = f"{moved} went from {told[0]} at {duration_text(windows[0].t_s)} to {told[1]} at {duration_text(windows[-1].t_s)}."
+    times = [duration_text(window.t_s) for window in (windows[0], windows[-1])]
+    description = f"{moved} went from {told[0]} at {times[0]} to {told[1]} at {times[1]}."
     rows: list[list[Cell]] = [
         [time_cell(round(w.t_s, 3)), *(bytes_cell(v) if by_bytes else v for v in (w.bytes if by_bytes else w.objects))]
         for w in windows

@@ -86,8 +86,8 @@ def _looks(summary: SoakSummary) -> list[Part]:
                                                          round(look.forecast.expected_s, 1)),
             ]
         )  # fmt: skip
-    columns = ["look", "at", "said", "class", "evidence", "needed", "alpha", "counter", "rate", "95 % interval", "level",
-               "limit reached in"]  # fmt: skip
+    columns = ["look", "at", "said", "class", "evidence", "needed", "alpha", "counter", "rate", "95 % interval",
+               "level", "limit reached in"]  # fmt: skip
     left = len(summary.looks) - _MAX_LOOKS
     note = f"{left:,} more looks stand in the output of --json." if left > 0 else ""
     return [*looks_figure(summary), Table("Every look", columns, rows, note)]

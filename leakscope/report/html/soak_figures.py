@@ -30,7 +30,10 @@ def looks_figure(summary: SoakSummary) -> list[Part]:
     unit, second = time_axis(looks[-1].elapsed_s)
     at = [look.elapsed_s / second for look in looks]
     alarms = [look for look in looks if look.alarm]
-    said = [f"look {number} at {clock(look.elapsed_s)}: {plot_text(look_line(look))}" for number, look in enumerate(looks, 1)]
+    said = [
+        f"look {number} at {clock(look.elapsed_s)}: {plot_text(look_line(look))}"
+        for number, look in enumerate(looks, 1)
+    ]
     data: list[dict[str, Any]] = [
         {
             "type": "scatter", "mode": "lines+markers", "name": "evidence at the look", "x": at,
@@ -132,9 +135,13 @@ def forecast_figure(forecast: Forecast, timelines: Sequence[Timeline], elapsed_s
             "y": [v / one for v in [*early[1], *reversed(late[1])]],
         }
     )  # fmt: skip
-    data.append(_trace("if growth goes on", *middle, second, one, "var(--bad)") | {"line": {"color": "var(--bad)", "dash": "dash"}})
+    data.append(
+        _trace("if growth goes on", *middle, second, one, "var(--bad)")
+        | {"line": {"color": "var(--bad)", "dash": "dash"}}
+    )
     layout: dict[str, Any] = {
-        "xaxis": {"title": {"text": f"time since the start ({time_unit})"}, "range": [begin / second, (now + ahead) / second]},
+        "xaxis": {"title": {"text": f"time since the start ({time_unit})"},
+                  "range": [begin / second, (now + ahead) / second]},
         "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         "margin": {"t": 8},
@@ -159,11 +166,18 @@ def forecast_figure(forecast: Forecast, timelines: Sequence[Timeline], elapsed_s
          Value(duration(forecast.latest_s), round(forecast.latest_s, 1))],
     ]  # fmt: skip
     table = Table(f"Forecast of {forecast.counter}", ["", "value"], rows)
-    return Figure("forecast-figure", "Time to the limit", data, layout, f"{forecast_line(forecast)}.{beyond}", 340, table)
+    return Figure(
+        "forecast-figure", "Time to the limit", data, layout, f"{forecast_line(forecast)}.{beyond}", 340, table
+    )
 
 
 def _trace(
-    name: str, t_s: Sequence[float] | np.ndarray, value: Sequence[float] | np.ndarray, second: float, one: float, colour: str
+    name: str,
+    t_s: Sequence[float] | np.ndarray,
+    value: Sequence[float] | np.ndarray,
+    second: float,
+    one: float,
+    colour: str,
 ) -> dict[str, Any]:
     return {
         "type": "scatter",
@@ -209,7 +223,9 @@ def processes_figure(course: SoakCourse, summary: SoakSummary) -> list[Part]:
     left = course.processes_total - len(processes)
     words = f"{course.processes_total:,} process{'' if course.processes_total == 1 else 'es'}"
     roots = sum(one.root for one in processes)
-    description = f"{words}, {roots:,} of them targets, {alive:,} alive at the end; restarted {summary.generations - 1:,} times"
+    description = (
+        f"{words}, {roots:,} of them targets, {alive:,} alive at the end; restarted {summary.generations - 1:,} times"
+    )
     description += f"; {counted(len(course.gaps), 'gap')} in which nobody recorded" if course.gaps else ""
     rows: list[list[Cell]] = [
         [
