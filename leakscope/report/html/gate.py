@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from leakscope.model.gate import Check, Gate, Measured
 from leakscope.model.results import Report
@@ -15,6 +16,7 @@ from leakscope.report.html.chains import chain_figure
 from leakscope.report.html.gate_figures import budget_figure, course_figure, work_figure
 from leakscope.report.html.page import Cell, Code, Finding, Headline, Lines, Part, Section, Table, Text, Value, page
 from leakscope.report.html.units import bytes_cell
+from leakscope.report.html.words import as_code, short_frame
 
 _WORDS = {"pass": "passed", "fail": "failed", "inconclusive": "inconclusive"}
 _OUTCOMES = {
@@ -41,10 +43,15 @@ def gate_page(report: Report, gate: Gate, evidence: Sequence[str], baseline_file
         Section("suppressions", "Suppressions", _suppressions(gate)),
         Section("accept", "Accept this run", [_accept(gate, evidence, baseline_file)]),
         Section("notes", "Notes", [Text(gate.notes)] if gate.notes else []),
-        *(section for section in report_sections(report) if section.id != "findings"),
+        *(_folded(section) for section in report_sections(report) if section.id != "findings"),
     ]
     sections = [section for section in found if section.parts]
     return page(f"leakscope check: {', '.join(evidence)}", _headline(gate, evidence), sections, SCRIPTS)
+
+
+def _folded(section: Section) -> Section:
+    """What supports the result is unfolded where somebody asks for it."""
+    return replace(section, open=section.id in ("over-time", "losses"))
 
 
 def _headline(gate: Gate, evidence: Sequence[str]) -> Headline:
@@ -57,8 +64,15 @@ def _headline(gate: Gate, evidence: Sequence[str]) -> Headline:
     used = [one for one in gate.suppressions if one.used]
     if used:
         facts.append(("Suppressed", f"{exact(sum(one.bytes for one in used))} by {counted(len(used), 'pattern')}"))
-    worst = gate.of("fail") or gate.of("inconclusive")
-    further = [Finding("failed" if c.outcome == "fail" else "inconclusive", c.message) for c in worst[:_FURTHER]]
+    worst = gate.of("fail") or (gate.of("inconclusive") if gate.result != "pass" else [])
+    further = [
+        Finding("failed" if check.outcome == "fail" else "inconclusive", f"{check.name}: {_brief(check)}")
+        for check in worst[1 : 1 + _FURTHER]
+    ]
+    said = gate_sentence(gate)
+    if worst:
+        others = f", and {counted(len(worst) - 1, 'other check')}" if len(worst) > 1 else ""
+        said = f"{as_code(worst[0].name)} {_brief(worst[0])}{others}"
     steps = []
     if gate.result != "pass":
         steps.append(f"See chains, sites and losses: {command('leakscope', 'attribute', *evidence)}")
@@ -66,25 +80,31 @@ def _headline(gate: Gate, evidence: Sequence[str]) -> Headline:
         steps.append("Mend it, or accept it below: a suppression with its reason, a budget, or a new baseline")
     if gate.of("inconclusive"):
         steps.append("Give it what is missing (see the messages): a longer run, more work, the counter that is named")
-    return Headline(_WORDS[gate.result], f"{result}: {gate_sentence(gate)}.", facts, steps, further)
+    return Headline(_WORDS[gate.result], f"{result}: {said}.", facts, steps, further)
+
+
+def _brief(check: Check) -> str:
+    """The first part of its message, without the frame that its name has already."""
+    first = check.message.split("; ")[0].replace("`", "'")
+    return first.removeprefix(check.frame.replace("`", "'")).strip() if check.frame else first
 
 
 def _checks(gate: Gate) -> Table:
     rows: list[list[Cell]] = [
         [
-            _OUTCOMES[check.outcome], check.rule, check.name, check.kind, check.layer, check.message,
-            check.reason, _stack(check),
+            _OUTCOMES[check.outcome], check.name, check.message, check.reason, _stack(check), check.rule, check.kind,
+            check.layer,
         ]
         for check in gate.checks[:_MAX_CHECKS]
     ]  # fmt: skip
     left = len(gate.checks) - _MAX_CHECKS
     note = f"{left:,} more stand in the output of --json." if left > 0 else ""
-    columns = ["outcome", "rule", "check", "class", "layer", "message", "reason", "stack"]
+    columns = ["outcome", "check", "message", "reason", "stack", "rule", "class", "layer"]
     return without_empty(Table("Every check", columns, rows, note))
 
 
 def _stack(check: Check) -> Cell:
-    return Lines(check.stack[-1], check.stack) if check.stack else None
+    return Lines(short_frame(check.frame or check.stack[-1]), check.stack) if check.stack else None
 
 
 def _measures(gate: Gate) -> list[Part]:
@@ -144,8 +164,8 @@ def _difference(gate: Gate) -> list[Part]:
     )
     rows: list[list[Cell]] = [
         [
-            change.what, change.layer, change.kind, Lines(change.frames[-1] if change.frames else change.kind,
-            change.frames), change.kept_objects, _count(change.expected_objects), _count(change.allowed_objects),
+            change.what, change.layer, change.kind, Lines(" → ".join(change.frames[-3:]) or change.kind, change.frames),
+            change.kept_objects, _count(change.expected_objects), _count(change.allowed_objects),
             bytes_cell(change.kept_bytes), bytes_cell(round(change.expected_bytes)),
         ]
         for change in difference.changes[:_MAX_CHECKS]

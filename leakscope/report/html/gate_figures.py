@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import Any
 
 from leakscope.model.gate import Difference, Gate, SiteChange
 from leakscope.model.results import Report, Site
 from leakscope.quantities import counted, size
-from leakscope.report.html.page import Cell, Figure, Part, Table, plot_text
+from leakscope.report.html.page import Cell, Figure, Part, Table, Value, cut, plot_text
 from leakscope.report.html.units import byte_axis, bytes_cell, time_axis
+from leakscope.report.html.words import short_frame
 
 _MAX_SITES = 8
 _MAX_CHANGES = 15
@@ -33,6 +35,7 @@ def budget_figure(gate: Gate) -> list[Part]:
         "marker": {"color": [_COLOURS[one.outcome] for _, one in rows]},
         "text": [f"{value:,.1f} %" for value in share],
         "textposition": "auto",
+        "insidetextanchor": "start",
         "error_x": {
             "type": "data",
             "symmetric": False,
@@ -117,7 +120,7 @@ def _course(site: Site, number: int, unit: str, one: float, second: float) -> di
 
 def _name(site: Site) -> str:
     what = site.slab_cache or site.kind
-    return f"{site.culprit_frame} ({what})" if site.culprit_frame else what
+    return f"{short_frame(site.culprit_frame)}: {what}" if site.culprit_frame else what
 
 
 def work_figure(difference: Difference) -> list[Part]:
@@ -127,7 +130,10 @@ def work_figure(difference: Difference) -> list[Part]:
         return []
     work = difference.head_work
     one_of = difference.unit if difference.unit == "seconds" else f"unit of {difference.unit}"
-    names = [f"{plot_text(_site(change), _LABEL)} ({change.what})" for change in changes]
+    names = [
+        "<br>".join(plot_text(line) for line in wrap(f"{cut(_site(change), 90)} ({change.what})", 34)[:3])
+        for change in changes
+    ]
     pairs = [(change.expected_bytes / work, change.kept_bytes / work) for change in changes]
     unit, one = byte_axis(max(max(pair) for pair in pairs))
     bars = (("baseline", 0, "var(--muted)"), ("head", 1, "var(--series-1)"))
@@ -138,7 +144,7 @@ def work_figure(difference: Difference) -> list[Part]:
             "name": name,
             "y": list(range(len(pairs))),
             "x": [pair[place] / one for pair in pairs],
-            "text": [size(pair[place]) for pair in pairs],
+            "text": [_bytes(pair[place]) for pair in pairs],
             "textposition": "auto",
             "marker": {"color": colour},
             "hovertemplate": f"{name}: %{{text}}<extra></extra>",
@@ -153,18 +159,23 @@ def work_figure(difference: Difference) -> list[Part]:
         "margin": {"t": 8},
     }
     said = [
-        f"{_site(change)}: {size(before)} before, {size(after)} now"
+        f"{_site(change)}: {_bytes(before)} before, {_bytes(after)} now"
         for change, (before, after) in zip(changes[:3], pairs, strict=False)
     ]
     description = f"Kept for each {one_of}. {'; '.join(said)}."
     rows: list[list[Cell]] = [
-        [_site(change), change.what, bytes_cell(before), bytes_cell(after), bytes_cell(after - before)]
+        [_site(change), change.what, *(Value(_bytes(value), value) for value in (before, after, after - before))]
         for change, (before, after) in zip(changes, pairs, strict=True)
     ]
     table = Table(f"Kept for each {one_of}", ["site", "change", "baseline", "head", "more"], rows)
-    height = 110 + 46 * len(changes)
+    height = 110 + 58 * len(changes)
     return [Figure("work", "Growth for each unit of work", data, layout, description, height, table)]
 
 
 def _site(change: SiteChange) -> str:
-    return f"{change.layer}: {change.frames[-1] if change.frames else change.kind}"
+    return f"{change.layer}: {' → '.join(change.frames[-3:]) or change.kind}"
+
+
+def _bytes(value: float) -> str:
+    """Parts of a byte too: a unit of work may leave less than one behind."""
+    return size(value) if abs(value) >= 100 or not value else f"{value:.3g} B"

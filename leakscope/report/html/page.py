@@ -50,6 +50,8 @@ __all__ = [
 
 LONGEST_TEXT = 300
 """Longer texts are folded to this many characters."""
+WIDE_TEXT = 60
+"""A cell of a longer text gets room for it: a phone scrolls the table sideways rather than down a screen a row."""
 LONGEST_WHOLE = 20_000
 """Of texts that are longer still the page says how much is left out: one page must not carry megabytes of a frame."""
 
@@ -209,7 +211,8 @@ def _cell(cell: Cell, right: bool) -> str:
     if isinstance(cell, int | float):
         shown = f"{cell:,}" if isinstance(cell, int) else f"{cell:,.4g}"
         return f'<td class="number" data-value="{cell!r}">{shown}</td>'
-    return f"<td{_right(right)}>{text(cell)}</td>"
+    wide = ' class="wide"' if len(cell) > WIDE_TEXT else _right(right)
+    return f"<td{wide}>{text(cell)}</td>"
 
 
 def _data(figure: Figure) -> str:

@@ -34,13 +34,14 @@ def soak_page(summary: SoakSummary, report: Report, course: SoakCourse, output: 
     of_report = report_sections(told)
     over_time = [_with_gaps(one, told.timelines, course.gaps) for one in of_report if one.id == "over-time"]
     forecast = summary.forecast or report.verdict.forecast
+    made_s = summary.looks[-1].elapsed_s if summary.forecast and summary.looks else summary.elapsed_s
     found = [
         Section("looks", "Interim verdicts", _looks(summary)),
         *over_time,
         Section(
             "forecast",
             "Forecast",
-            [forecast_figure(forecast, report.timelines, summary.elapsed_s)] if forecast else [],
+            [forecast_figure(forecast, report.timelines, made_s)] if forecast else [],
         ),
         Section("processes", "Lives of the processes", processes_figure(course, summary)),
         Section("happenings", "What happened when", _happenings(summary)),
@@ -65,7 +66,8 @@ def _headline(summary: SoakSummary, report: Report, output: str) -> Headline:
         facts.append(("Forecast", forecast_line(forecast)))
     further = [Finding(one.verdict, f"{verdict_sentence(one)}.") for one in report.findings[:_FURTHER]]
     steps = [step for step in next_steps(report) if not step.startswith("See who holds it")]
-    steps.append(f"See chains and sites on a terminal: {command('leakscope', 'attribute', output)}")
+    if not any("leakscope attribute" in step for step in steps):
+        steps.append(f"See chains and sites on a terminal: {command('leakscope', 'attribute', output)}")
     return Headline(verdict.verdict, f"{verdict_sentence(verdict)}.", facts, steps, further)
 
 
@@ -90,7 +92,7 @@ def _looks(summary: SoakSummary) -> list[Part]:
                "level", "limit reached in"]  # fmt: skip
     left = len(summary.looks) - _MAX_LOOKS
     note = f"{left:,} more looks stand in the output of --json." if left > 0 else ""
-    return [*looks_figure(summary), Table("Every look", columns, rows, note)]
+    return [replace(looks_figure(summary), table=Table("Every look", columns, rows, note))]
 
 
 def _time(seconds: float) -> Value:

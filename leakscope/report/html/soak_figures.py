@@ -20,11 +20,13 @@ from leakscope.report.soak import clock, look_line
 
 _COLOURS = {"leak": "var(--unsure)", "inconclusive": "var(--muted)", "not_leak": "var(--good)"}
 _LABEL = 50
+LEAST_DRAWN = 0.1
+"""Standard deviations of evidence below which a look is drawn here: the axis is logarithmic."""
 LONGEST_SHARE = 3.0
 """A forecast is drawn at most so many times as far as the time that was watched."""
 
 
-def looks_figure(summary: SoakSummary) -> list[Part]:
+def looks_figure(summary: SoakSummary) -> Figure:
     """The evidence at each look against what it needed, and below the rate that it estimated."""
     looks = summary.looks
     unit, second = time_axis(looks[-1].elapsed_s)
@@ -37,13 +39,14 @@ def looks_figure(summary: SoakSummary) -> list[Part]:
     data: list[dict[str, Any]] = [
         {
             "type": "scatter", "mode": "lines+markers", "name": "evidence at the look", "x": at,
-            "y": [round(look.score, 3) for look in looks], "line": {"color": "var(--series-1)"},
+            "y": [max(LEAST_DRAWN, round(look.score, 3)) for look in looks], "line": {"color": "var(--series-1)"},
             "marker": {
                 "size": 9,
                 "color": ["var(--bad)" if look.alarm else _COLOURS[look.verdict.verdict] for look in looks],
                 "symbol": ["diamond" if look.alarm else "circle" for look in looks],
             },
-            "text": said, "hovertemplate": "%{text}<br>%{y:.2f}<extra></extra>",
+            "text": said, "customdata": [f"{look.score:.2f}" for look in looks],
+            "hovertemplate": "%{text}<br>%{customdata} σ<extra></extra>",
         },
         {
             "type": "scatter", "mode": "lines", "name": "needed for an alarm", "x": at,
@@ -56,7 +59,12 @@ def looks_figure(summary: SoakSummary) -> list[Part]:
     grown = [(look, look.verdict.growth) for look in looks if look.verdict.growth is not None]
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": f"time since the start ({unit})"}, "anchor": "y2" if grown else "y"},
-        "yaxis": {"title": {"text": "evidence (σ)"}, "domain": [0.46, 1] if grown else [0, 1], "rangemode": "tozero"},
+        "yaxis": {
+            "title": {"text": "evidence (σ)"},
+            "domain": [0.46, 1] if grown else [0, 1],
+            "type": "log",
+            "dtick": 1,
+        },
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         "margin": {"t": 8},
     }
@@ -71,7 +79,7 @@ def looks_figure(summary: SoakSummary) -> list[Part]:
         f"the last one: {look_line(looks[-1])}",
     ]
     description = f"{'; '.join(words)}. Diamonds are alarms; evidence counts in standard deviations."
-    return [Figure("looks-figure", "What each look said", data, layout, description, 480 if grown else 320)]
+    return Figure("looks-figure", "What each look said", data, layout, description, 480 if grown else 320)
 
 
 def _rates(grown: Sequence[tuple[Look, Growth]], second: float, layout: dict[str, Any]) -> list[dict[str, Any]]:
@@ -100,12 +108,12 @@ def _rates(grown: Sequence[tuple[Look, Growth]], second: float, layout: dict[str
     return traces
 
 
-def forecast_figure(forecast: Forecast, timelines: Sequence[Timeline], elapsed_s: float) -> Figure:
-    """The counter so far, and the cone in which it reaches its limit."""
+def forecast_figure(forecast: Forecast, timelines: Sequence[Timeline], made_s: float) -> Figure:
+    """The counter, and the cone in which it reaches its limit. ``made_s``: when the forecast was made."""
     series = next(
         (one for of in timelines for one in of.series if one.what == COUNTER and one.name == forecast.counter), None
     )
-    now = float(series.t_s[-1]) if series is not None else elapsed_s
+    now = made_s
     begin = float(series.t_s[0]) if series is not None else 0.0
     left = max(0.0, forecast.limit_bytes - forecast.level_bytes)
     far = max(now - begin, 1.0) * LONGEST_SHARE
