@@ -129,7 +129,9 @@ def test_the_page_has_the_numbers_of_the_json_report(made: tuple[Path, dict[str,
         keepers = rows_of(page, "Holders and caches, by what they retain")
         told = ("retains", "holds", "objects", "stale", "stale bytes")
         keys = ("retained_bytes", "bytes", "objects", "stale_objects", "stale_bytes")
-        assert [[row[name] for name in told] for row in keepers] == [[k[key] for key in keys] for k in report["keepers"]]
+        assert [[row[name] for name in told] for row in keepers] == [
+            [k[key] for key in keys] for k in report["keepers"]
+        ]
         assert {row["who"]: row["stale bytes"] for row in keepers}[printable(HOSTILE)] == 10_000
         # and the classes, also over time
         classes = {row["class"]: (row["objects"], row["bytes"]) for row in rows_of(page, "Classes of events.jsonl")}
@@ -153,6 +155,7 @@ def test_the_page_has_the_numbers_of_the_json_report(made: tuple[Path, dict[str,
         labels = dict(zip(tree["labels"], tree["values"], strict=True))
         assert all(labels[n["name"]] == n["retained_bytes"] for n in nodes.values() if n["kind"] == "object")
         # and a click on the cache goes into it
+        page.locator("#tree").scroll_into_view_if_needed()
         place = page.locator("#tree .slicetext", has_text="cache events.jsonl").first.bounding_box()
         assert place is not None
         page.mouse.click(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)

@@ -112,7 +112,7 @@ def check(
         from leakscope.cli.outputs import write_page
         from leakscope.report.html.gate import gate_page
 
-        committed = next((name for name in baseline or [] if is_baseline_file(name)), "")
+        committed = next((name for name in baseline or [] if is_baseline_file(Path(name))), "")
         write_page(html, gate_page(report, gate, sorted(evidence), committed))
     _print(report, gate, sorted(evidence), as_json, github)
     return gate.exit_code
@@ -148,23 +148,31 @@ def judged(evidence: Sequence[str | Path], options: Options, memory: str, durati
 
 def profile(evidence: Sequence[str], options: Options, memory: str) -> Profile:
     """What the baseline keeps: of a baseline file, or of evidence."""
-    from leakscope.cli.outputs import read_text
     from leakscope.detect.profile import profile_of
+
+    for path in map(Path, evidence):
+        if (file := baseline_file(path)) is not None:
+            if len(evidence) > 1:
+                raise BadInputError(f"{path}: is a baseline file, which stands for a whole run; give it alone")
+            return file
+    return profile_of(judged(evidence, options, memory))
+
+
+def baseline_file(path: Path) -> Profile | None:
+    """What a file of 'leakscope baseline' holds; None for all else. Raises BadInputError for a damaged one."""
+    from leakscope.cli.outputs import read_text
     from leakscope.gate import baseline
 
-    files = [path for path in map(Path, evidence) if is_baseline_file(path)]
-    if not files:
-        return profile_of(judged(evidence, options, memory))
-    if len(evidence) > 1:
-        raise BadInputError(f"{files[0]}: is a baseline file, which stands for a whole run; give it alone")
-    return baseline.parse_baseline(read_text(files[0], baseline.MAX_BYTES, "baseline file"), str(files[0]))
+    if not is_baseline_file(path):
+        return None
+    return baseline.parse_baseline(read_text(path, baseline.MAX_BYTES, "baseline file"), str(path))
 
 
-def is_baseline_file(path: str | Path) -> bool:
+def is_baseline_file(path: Path) -> bool:
     """Whether this is a file of 'leakscope baseline update'."""
     from leakscope.gate.baseline import looks_like_baseline
 
-    return Path(path).is_file() and looks_like_baseline(_begin(Path(path)))
+    return path.is_file() and looks_like_baseline(_begin(path))
 
 
 def _begin(path: Path) -> bytes:

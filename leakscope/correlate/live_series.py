@@ -6,6 +6,7 @@ without a known allocation are not subtracted, and sites whose frees cannot be s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 BUCKETS = 1000
 WINDOWS = 24
-_AT_FIRST, _AT_LAST = 0, BUCKETS - 1
+HIDDEN, FINDINGS = "hidden_kept", "findings_kept"
+"""Tables of :func:`remember`: sites whose frees cannot be seen, by layer; sites of findings, by the first of them."""
 
 
 class LiveBytes(NamedTuple):
@@ -33,28 +35,44 @@ class LiveBytes(NamedTuple):
     hidden: dict[str, npt.NDArray[np.float64]]
 
 
-def remember_hidden(con: duckdb.DuckDBPyConnection, held: Holdings, sites: pd.DataFrame, lives: pd.DataFrame) -> None:
-    """Leave the temporary table ``hidden_kept`` behind: source_id, layer, ts_ns, bytes by which the sites whose frees
-    cannot be seen (``visible`` of ``sites``) gain until then, by the bins of their processes' lives."""
+def remember(
+    con: duckdb.DuckDBPyConnection, name: str, held: Holdings, groups: Mapping[int, str], lives: pd.DataFrame
+) -> None:
+    """Leave the temporary table ``name`` behind: source_id, of, ts_ns, bytes by which the sites of a group gain until
+    then, by the bins of their processes' lives. ``groups``: number of a site → what it stands under (``of``)."""
     windows = lives.drop_duplicates("life").set_index("life")
     rows = held.table.iloc[held.curve_rows]
-    hidden = np.flatnonzero(rows["site"].isin(sites.loc[~sites["visible"], "site"]).to_numpy())
-    chosen = rows.iloc[hidden]
+    of_group = np.flatnonzero(rows["site"].isin(list(groups)).to_numpy())
+    chosen = rows.iloc[of_group]
     window = windows.loc[chosen["life"], ["source_id", "from_ns", "bin_ns"]]
-    gains = np.diff(held.kept_bytes[hidden], axis=1, prepend=0.0)
+    gains = np.diff(held.kept_bytes[of_group], axis=1, prepend=0.0)
     holding, bin_ = np.nonzero(gains)
-    from_ns, bin_ns = (window[name].to_numpy(np.int64)[holding] for name in ("from_ns", "bin_ns"))
+    from_ns, bin_ns = (window[column].to_numpy(np.int64)[holding] for column in ("from_ns", "bin_ns"))
     table = pd.DataFrame(
         {
             "source_id": window["source_id"].to_numpy(np.int64)[holding],
-            "layer": chosen["layer"].to_numpy(object)[holding].astype(str),
+            "of": chosen["site"].map(groups).to_numpy(object)[holding].astype(str),
             "ts_ns": from_ns + (bin_ + 1) * bin_ns,
             "bytes": gains[holding, bin_],
         }
     )
-    con.register("hidden_now", table)
-    con.execute("CREATE OR REPLACE TEMP TABLE hidden_kept AS SELECT * FROM hidden_now")
-    con.unregister("hidden_now")
+    con.register("remembered_now", table)
+    con.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS SELECT * FROM remembered_now")
+    con.unregister("remembered_now")
+
+
+def remembered(
+    con: duckdb.DuckDBPyConnection, name: str, source: int
+) -> dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
+    """What :func:`remember` left under ``name`` of a source: group → (times in ns, kept bytes from then on)."""
+    rows = con.execute(
+        f"SELECT of, ts_ns, sum(bytes) AS bytes FROM {name} WHERE source_id = ? GROUP BY ALL ORDER BY of, ts_ns",
+        [source],
+    ).df()
+    return {
+        str(of): (group["ts_ns"].to_numpy(np.int64), np.cumsum(group["bytes"].to_numpy(np.float64)))
+        for of, group in rows.groupby("of", sort=True)
+    }
 
 
 def live_bytes(
@@ -65,14 +83,14 @@ def live_bytes(
     pid: int | None = None,
 ) -> LiveBytes:
     """Kept bytes of a source over its time. Needs what :func:`leakscope.correlate.aggregate.aggregate` and
-    :func:`remember_hidden` leave behind. Raises duckdb.Error."""
+    :func:`remember` (as :data:`HIDDEN`, by layer) leave behind. Raises duckdb.Error."""
     start, step = span_ns[0], max(1, -(-(span_ns[1] - span_ns[0] + 1) // BUCKETS))
     rows = con.execute(
         f"""
         WITH counted AS (SELECT e.layer, e.kind, ts_ns, bytes, {EVENT_CODE} AS event, {_FOLDED} AS folded
                          FROM changes e JOIN lives l USING (source_id, pid) WHERE {_chosen(source, layer, pid)})
         SELECT layer::VARCHAR AS layer, kind::VARCHAR AS kind,
-               least({_AT_LAST}, greatest({_AT_FIRST}, (ts_ns - {start}) // {step}))::SMALLINT AS bucket,
+               least({BUCKETS - 1}, greatest(0, (ts_ns - {start}) // {step}))::SMALLINT AS bucket,
                sum(CASE WHEN event = {ALLOC} THEN bytes ELSE -bytes END)::BIGINT AS bytes
         FROM counted WHERE event < {EXIT} OR (event = {EXIT} AND folded) GROUP BY ALL
         """
@@ -82,14 +100,12 @@ def live_bytes(
         gained = np.zeros(BUCKETS, np.int64)
         gained[group["bucket"].to_numpy()] = group["bytes"].to_numpy()
         kept[str(of_layer), str(kind)] = np.cumsum(gained)
-    hidden = {}
-    table = con.execute("SELECT * FROM hidden_kept WHERE source_id = ?", [source]).df()
-    for of_layer, group in table.groupby("layer", sort=True):
-        gains = np.zeros(BUCKETS)
-        bucket = np.clip((group["ts_ns"].to_numpy(np.int64) - 1 - start) // step, _AT_FIRST, _AT_LAST)
-        np.add.at(gains, bucket, group["bytes"].to_numpy(np.float64))
-        hidden[str(of_layer)] = np.cumsum(gains)
     ends = np.minimum(start + (np.arange(BUCKETS, dtype=np.int64) + 1) * step, span_ns[1])
+    hidden = {}
+    for of_layer, (times, values) in remembered(con, HIDDEN, source).items():
+        at = np.searchsorted(times, ends, "right")
+        at[-1] = len(times)  # the last bin may end after the evidence
+        hidden[of_layer] = np.r_[0.0, values][at]
     return LiveBytes(ends, kept, hidden)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from leakscope.correlate.live_series import WINDOWS, LiveBytes, live_bytes, survival
+from leakscope.correlate.live_series import FINDINGS, WINDOWS, LiveBytes, live_bytes, remembered, survival
 from leakscope.correlate.lives import BINS, FOLDED_PID
 from leakscope.detect.attribution import EVENTS_ZERO_NS, Options
 from leakscope.detect.counters import FROM_ZERO, counters_of
@@ -25,6 +25,7 @@ from leakscope.model.manifest import Manifest, Source
 from leakscope.model.results import LayerTotal, Report, Verdict
 from leakscope.model.timeline import (
     COUNTER,
+    FINDING,
     LIVE,
     MAX_POINTS,
     UNEXPLAINED,
@@ -52,10 +53,22 @@ MAIN = {
     "gpu_allocated": "used in the GPU allocator",
 }
 """Counters that are drawn wherever they are there, and what they are called."""
+NAMES = MAIN | {
+    "rss_file": "RSS, files",
+    "shared_clean": "shared with others, clean",
+    "page_tables": "page tables",
+    "cgroup_anon": "control group, anonymous",
+    "cgroup_file": "control group, page cache",
+    "meminfo_sunreclaim": "SUnreclaim",
+    "gpu_process_used": "GPU memory of the processes",
+}
 MAX_COUNTERS = 16
 """Counters that are drawn: the main ones, those that verdicts name, then those that gained most."""
+MIN_SHARE_OF_GAIN = 0.2
+"""Counters that no verdict names are drawn from this share of what the first of them gained on."""
 MAX_TIMELINES = 8
 MAX_MOMENTS = 40
+MAX_FINDINGS = 6
 LAYER_NAMES = {"kernel": "kernel memory", "host": "host memory", "gpu": "GPU memory"}
 EXPLAINS = {
     "rss": ("host", frozenset({"mmap_anon", "mmap_file", "brk"})),
@@ -127,7 +140,9 @@ def _timeline(
         live = live_bytes(con, source.id, bounds[source.id], options.layer, options.pid)
         window = _judged_window(con, source.id, zeros[source.id], options)
         of_source, slopes_of = _live_series(live, zeros[source.id], report.layers, window)
-        series += of_source
+        of_findings, more = _findings(con, source.id, zeros[source.id], report, bounds[source.id], window)
+        series += of_source + of_findings
+        slopes_of += more
         if len(with_events) == 1:
             slopes += slopes_of
             moments.append(Moment(window[0], "warm-up", "end of the warm-up"))
@@ -228,7 +243,9 @@ def _most_telling(read: Sequence[_Read], wanted: Sequence[str]) -> list[_Read]:
 
     ranked = sorted(moving, key=rank)
     named = [one for one in ranked if rank(one)[0] < 2]
-    more = [one for one in ranked if rank(one)[0] == 2 and rank(one)[1] < 0 and not one.shared]
+    more = [one for one in ranked if rank(one)[0] == 2 and not one.shared]
+    least = max((-rank(one)[1] for one in more), default=0.0) * MIN_SHARE_OF_GAIN
+    more = [one for one in more if -rank(one)[1] > least]
     return [*named, *more[: max(0, MAX_COUNTERS - len(named))]][:MAX_COUNTERS]
 
 
@@ -238,7 +255,7 @@ def _of_work(counter: Counter) -> bool:
 
 def _series(one: _Read) -> Series:
     counter = one.counter
-    label = MAIN.get(counter.name, counter.shown)
+    label = NAMES.get(counter.name, counter.shown)
     if one.of:
         label = f"{label} of {one.of}"
     times, values = thinned(counter.t_s, counter.value)
@@ -317,6 +334,33 @@ def _live_series(
     return series, slopes
 
 
+def _findings(
+    con: duckdb.DuckDBPyConnection,
+    source: int,
+    zero_ns: int,
+    report: Report,
+    bounds: tuple[int, int],
+    window: tuple[float, float],
+) -> tuple[list[Series], list[Slope]]:
+    """What the sites of each finding keep over time, the leading findings first, and their growth."""
+    kept = remembered(con, FINDINGS, source)
+    series: list[Series] = []
+    slopes: list[Slope] = []
+    for verdict in (report.verdict, *report.findings):
+        found = kept.get(verdict.sites[0]) if verdict.sites else None
+        if found is None or len(series) == MAX_FINDINGS:
+            continue
+        ends = np.minimum(found[0], bounds[1])
+        times = (np.r_[bounds[0], ends, bounds[1]] - zero_ns) / 1e9
+        times, values = thinned(times, np.r_[0.0, found[1], found[1][-1]])
+        series.append(Series(verdict.sites[0], _who(verdict), FINDING, verdict.layer, True, times, values))
+        if verdict.growth is not None:
+            rate, at = verdict.growth, float(np.interp(window[0], times, values))
+            limits = (rate.bytes_per_s, rate.ci_low, rate.ci_high)
+            slopes.append(Slope(verdict.sites[0], FINDING, *window, window[0], at, *limits))
+    return series, slopes
+
+
 def _unexplained(drawn: Sequence[_Read], live: LiveBytes, zero_ns: int) -> list[Series]:
     """Growth of counters since their first reading less what events keep of it."""
     ends = (live.ends_ns - zero_ns) / 1e9
@@ -337,7 +381,7 @@ def _unexplained(drawn: Sequence[_Read], live: LiveBytes, zero_ns: int) -> list[
         held = np.interp(counter.t_s, np.r_[ends[0] - 1e-9, ends], np.r_[0.0, events])
         rest = (counter.value - counter.value[0]) - (held - held[0])
         times, values = thinned(counter.t_s, rest)
-        label = f"growth of {MAIN.get(name, 'SUnreclaim')} that events do not explain"
+        label = f"growth of {NAMES.get(name, name)} that events do not explain"
         series.append(Series(name, label, UNEXPLAINED, layer, True, times, values, len(counter.t_s), one.shared))
     return series
 

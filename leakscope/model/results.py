@@ -201,7 +201,8 @@ class Site:
     touches: Touches | None = None  # None: launch arguments were not recorded, or it is no such memory
     bytes_sampled: bool = False  # all figures are estimates from a sample of allocations (--sample-bytes)
     levelled_off: bool = False  # grew, and stopped growing
-    course: KeptCourse | None = None  # of sites that have a chain; not in JSON
+    course: KeptCourse | None = None  # where asked for; not in JSON
+    frame_kinds: tuple[str, ...] = ()  # of the frames of ``stack`` (stack_tree.FRAME_KINDS); not in JSON
 
     @property
     def added(self) -> bool:

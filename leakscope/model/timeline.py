@@ -15,17 +15,18 @@ FloatArray = npt.NDArray[np.float64]
 MAX_POINTS = 2000
 """Points of a series: what is longer is given by the least and the greatest value of each of half as many buckets."""
 
-LIVE, COUNTER, UNEXPLAINED = "live", "counter", "unexplained"
-"""What a series is: kept bytes by events; readings of a counter; growth of a counter beyond what events keep."""
+FINDING, LIVE, COUNTER, UNEXPLAINED = "finding", "live", "counter", "unexplained"
+"""What a series is: kept bytes of a finding; live bytes of a layer by events; readings of a counter; growth of a
+counter beyond what events keep."""
 
 
 @dataclass(frozen=True)
 class Series:
     """One line over time: float64[n] times (rising) and values, n at most :data:`MAX_POINTS`."""
 
-    name: str  # of the counter; of the layer for live bytes
+    name: str  # of the counter; of the layer; the first site of the finding
     label: str  # for people
-    what: str  # LIVE, COUNTER or UNEXPLAINED
+    what: str  # FINDING, LIVE, COUNTER or UNEXPLAINED
     layer: str  # kernel, host, gpu
     in_bytes: bool
     t_s: FloatArray

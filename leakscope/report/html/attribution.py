@@ -10,8 +10,10 @@ from leakscope.model.results import Report, Verdict
 from leakscope.quantities import counted
 from leakscope.report.html import tables
 from leakscope.report.html.chains import chain_figure
+from leakscope.report.html.icicle import SCRIPT
 from leakscope.report.html.page import page
 from leakscope.report.html.parts import Finding, Headline, Part, Section, Text
+from leakscope.report.html.stacks import stack_sections
 from leakscope.report.html.timelines import moments_table, timeline_sections
 from leakscope.report.html.words import (
     as_code,
@@ -24,7 +26,7 @@ from leakscope.report.html.words import (
 
 MAX_FURTHER = 5
 MAX_CHAINS = 6
-SCRIPTS = ("ladder.js",)
+SCRIPTS = ("ladder.js", SCRIPT)
 
 
 def attribution_page(report: Report) -> str:
@@ -50,11 +52,12 @@ def _further(verdict: Verdict) -> str:
 
 def sections(report: Report) -> list[Section]:
     """The sections that this report has something for."""
-    over_time, *cohorts = timeline_sections(report.timelines) or [None]
+    over_time = timeline_sections(report.timelines)
     made = [
-        over_time,
+        *over_time[:1],
         _findings(report),
-        *cohorts,
+        *stack_sections(report, source_names(report)),
+        *over_time[1:],
         _sites(report),
         _section("reconciliation", "Reconciliation", tables.reconciliation_parts(report)),
         _losses(report),
@@ -64,6 +67,12 @@ def sections(report: Report) -> list[Section]:
         _section("inputs", "Inputs", tables.inputs_parts(report)),
     ]
     return [section for section in made if section is not None]
+
+
+def source_names(report: Report) -> list[str]:
+    """Names of the evidence by ``Site.source``: captures first, then everything that was imported."""
+    captures = [Path(str(one.get("path", ""))).name for one in report.inputs if "limits" not in one]
+    return [*captures, *(["imported files"] if len(captures) < len(report.inputs) else [])]
 
 
 def _section(id_: str, title: str, parts: Sequence[Part], unfolded: bool = True) -> Section | None:
@@ -79,7 +88,7 @@ def _findings(report: Report) -> Section | None:
     with_chain = [v for v in verdicts if v.sites and v.sites[0] in chains]
     for number, verdict in enumerate(with_chain[:MAX_CHAINS], 1):
         culprit = culprit_of(verdict)
-        title = f"{number}. {verdict.layer or 'memory'}: {short_frame(culprit)}"
+        title = f"{number}. {verdict.layer or 'memory'}: {short_frame(culprit)}"  # the number is that of the table
         parts.append(chain_figure(f"chain-{number}", title, _about(verdict), chains[verdict.sites[0]], culprit))
     for verdict in [v for v in verdicts if v not in with_chain][:MAX_CHAINS]:
         said = "; ".join((*verdict.reasons, *(f"missing: {one}" for one in verdict.missing)))
@@ -97,7 +106,7 @@ def _about(verdict: Verdict) -> str:
 def _sites(report: Report) -> Section | None:
     if not report.sites and not report.layers:
         return None
-    names = {number: Path(str(one.get("path", ""))).name for number, one in enumerate(report.inputs)}
+    names = dict(enumerate(source_names(report)))
     sources = {one.source for one in report.layers}
     parts: list[Part] = []
     if report.layers:

@@ -57,12 +57,18 @@ def chain_figure(id_: str, title: str, description: str, chain: Chain, culprit: 
         "yaxis": {"visible": False, "range": [-(len(rows) - 0.4), 0.6], "fixedrange": True},
         "showlegend": False,
         "hovermode": "closest",
-        "margin": {"l": 4, "r": 4, "t": 4, "b": 4},
+        "margin": {"l": 4, "r": 4, "t": 24, "b": 4},
+        "annotations": [_head("known by, confidence", NODE - 0.015, "right"), _head("link", NODE + 0.015, "left")],
         "dragmode": False,
     }
     return Figure(
-        id_, title, data, layout, description, ROW_PX * len(rows) + 20, _table(chain), "ladder", {"node": NODE}
+        id_, title, data, layout, description, ROW_PX * len(rows) + 40, _table(chain), "ladder", {"node": NODE}
     )
+
+
+def _head(text: str, x: float, side: str) -> dict[str, Any]:
+    return {"x": x, "y": 1, "yref": "paper", "xanchor": side, "yanchor": "bottom", "showarrow": False, "text": text,
+            "font": {"size": 11, "color": "var(--soft)"}}  # fmt: skip
 
 
 def _around(links: Sequence[ChainLink], culprit: str) -> list[ChainLink | None]:
@@ -84,7 +90,7 @@ def _around(links: Sequence[ChainLink], culprit: str) -> list[ChainLink | None]:
 
 def _edges(rows: Sequence[tuple[ChainLink | None, float]], main: int, call: int) -> list[dict[str, Any]]:
     """Lines between neighbours, and from the call to what it allocated in the kernel; one trace a strength."""
-    strengths: dict[str, list[tuple[list[float], list[float]]]] = {}
+    strengths: dict[str, list[tuple[Sequence[float], Sequence[float]]]] = {}
     for number, (link, x) in enumerate(rows):
         if number == 0:
             continue
@@ -94,10 +100,10 @@ def _edges(rows: Sequence[tuple[ChainLink | None, float]], main: int, call: int)
         strengths.setdefault(style, []).append(way)
     traces = []
     for style, ways in sorted(strengths.items()):
-        x = [value for xs, _ in ways for value in (*xs, None)]
-        y = [value for _, ys in ways for value in (*ys, None)]
+        across: list[float | None] = [value for xs, _ in ways for value in (*xs, None)]
+        down: list[float | None] = [value for _, ys in ways for value in (*ys, None)]
         traces.append(
-            {"type": "scatter", "mode": "lines", "x": x, "y": y, "hoverinfo": "skip",
+            {"type": "scatter", "mode": "lines", "x": across, "y": down, "hoverinfo": "skip",
              "line": {"color": "var(--muted)", "width": 2, "dash": style}}
         )  # fmt: skip
     return traces
@@ -141,7 +147,8 @@ def _hover(link: ChainLink | None) -> str:
     if link is None:
         return "frames left out here; the table below has them"
     how = f"known by: {link.rule}, confidence {link.confidence:.2f}"
-    return f"{_NAMES.get(link.what, link.what)}: {plot_text(link.name, 200)}<br>{how}<br>{link.count:,} × {size(link.bytes)} in all"
+    what = f"{_NAMES.get(link.what, link.what)}: {plot_text(link.name, 200)}"
+    return f"{what}<br>{how}<br>{link.count:,}, {size(link.bytes)} in all"
 
 
 def _evidence(rows: Sequence[tuple[ChainLink | None, float]]) -> dict[str, Any]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from textwrap import wrap
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from leakscope.model.gate import Difference, Gate, SiteChange
-from leakscope.model.results import Report, Site
+from leakscope.model.results import KeptCourse, Report
 from leakscope.quantities import counted, size
 from leakscope.report.html.page import Cell, Figure, Part, Table, Value, cut, plot_text
 from leakscope.report.html.units import byte_axis, bytes_cell, time_axis
-from leakscope.report.html.words import short_frame
 
-_MAX_SITES = 8
+FloatArray = npt.NDArray[np.float64]
+
+_MAX_LINES = 8
 _MAX_CHANGES = 15
 _MAX_BUDGETS = 30
 _COLOURS = {"fail": "var(--bad)", "inconclusive": "var(--unsure)", "pass": "var(--good)"}
@@ -60,67 +65,64 @@ def budget_figure(gate: Gate) -> list[Part]:
 
 
 def course_figure(report: Report, gate: Gate) -> list[Part]:
-    """What the sites of failing checks keep over the run, and what the baseline would keep for the same work."""
-    ids = list(dict.fromkeys(site for check in gate.of("fail") for site in check.sites))
+    """What the sites of each failing check keep over the run."""
     sites = {site.id: site for site in report.sites if site.course is not None}
-    drawn = [sites[one] for one in ids if one in sites][:_MAX_SITES]
+    found = [(check, [sites[one] for one in check.sites if one in sites]) for check in gate.of("fail")]
+    drawn = [(check, of_check) for check, of_check in found if of_check]
     if not drawn:
         return []
-    unit, one = byte_axis(max(max(site.course.kept_bytes) for site in drawn if site.course))
-    ends = [site.course.start_s + site.course.step_s * len(site.course.kept_bytes) for site in drawn if site.course]
-    time_unit, second = time_axis(max(ends))
-    data = [_course(site, number, unit, one, second) for number, site in enumerate(drawn)]
+    left, drawn = drawn[_MAX_LINES:], drawn[:_MAX_LINES]
+    courses = [_together([site.course for site in of_check if site.course]) for _, of_check in drawn]
+    unit, one = byte_axis(max(float(kept.max()) for _, kept in courses))
+    time_unit, second = time_axis(max(float(at[-1]) for at, _ in courses))
+    data: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": plot_text(check.name, _LABEL),
+            "x": np.round(at / second, 6).tolist(),
+            "y": np.round(kept / one, 6).tolist(),
+            "line": {"width": 2, "color": f"var(--series-{number % 8 + 1})", "shape": "hv"},
+            "hovertemplate": f"%{{y:,.3f}} {unit}",
+        }
+        for number, ((check, _), (at, kept)) in enumerate(zip(drawn, courses, strict=True))
+    ]
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": f"time since the start of the run ({time_unit})"}},
         "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},
         "hovermode": "x unified",
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         "margin": {"t": 8},
+        "showlegend": True,
     }
     said, rows = [], []
-    for site in drawn:
-        growth = site.growth
-        per_s = f", {size(growth.bytes_per_s)}/s ({size(growth.ci_low)} … {size(growth.ci_high)}/s)" if growth else ""
-        said.append(f"{_name(site)} keeps {size(site.live_bytes)} in {counted(site.live_objects, 'object')}{per_s}")
-        kept = site.course.kept_bytes if site.course else ()
-        parts: list[Cell] = (
-            [bytes_cell(round(kept[len(kept) * part // 4 - 1])) for part in (1, 2, 3, 4)] if kept else []
+    for (check, of_check), (_, kept) in zip(drawn, courses, strict=True):
+        quarters = [float(kept[(len(kept) - 1) * part // 4]) for part in (1, 2, 3, 4)]
+        objects = sum(site.live_objects for site in of_check)
+        size_bytes = sum(site.live_bytes for site in of_check)
+        said.append(
+            f"{check.name}: {size(quarters[1])} after half of the run, {size(size_bytes)} in "
+            f"{counted(objects, 'object')} at the end"
         )
-        rows.append([_name(site), site.layer, site.kind, *parts, bytes_cell(site.live_bytes), site.live_objects])
-    columns = [
-        "site",
-        "layer",
-        "kind",
-        "after a quarter",
-        "after a half",
-        "after three",
-        "at the end",
-        "kept",
-        "objects",
-    ]
-    left = len([one for one in ids if one in sites]) - len(drawn)
-    note = f"{left:,} more sites of failing checks are not drawn." if left > 0 else ""
+        parts: list[Cell] = [bytes_cell(round(value)) for value in quarters]
+        rows.append([check.name, *parts, bytes_cell(size_bytes), objects, len(of_check)])
+    columns = ["check", "after ¼ of the run", "½", "¾", "at the end", "kept", "objects", "sites"]
+    note = f"{len(left):,} more failing checks are not drawn." if left else ""
     table = Table("Kept by the sites of failing checks", columns, rows, note)
-    return [Figure("courses", "Kept by the sites that fail", data, layout, f"{'; '.join(said)}.", 340, table)]
+    return [Figure("courses", "Kept by the sites that fail", data, layout, f"{'; '.join(said)}.", 320, table)]
 
 
-def _course(site: Site, number: int, unit: str, one: float, second: float) -> dict[str, Any]:
-    assert site.course is not None
-    course = site.course
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": plot_text(_name(site), _LABEL),
-        "x": [round((course.start_s + course.step_s * i) / second, 6) for i in range(len(course.kept_bytes) + 1)],
-        "y": [0, *(round(value / one, 6) for value in course.kept_bytes)],
-        "line": {"width": 2, "color": f"var(--series-{number % 8 + 1})", "shape": "hv"},
-        "hovertemplate": f"%{{y:,.3f}} {unit}",
-    }
-
-
-def _name(site: Site) -> str:
-    what = site.slab_cache or site.kind
-    return f"{short_frame(site.culprit_frame)}: {what}" if site.culprit_frame else what
+def _together(courses: Sequence[KeptCourse]) -> tuple[FloatArray, FloatArray]:
+    """(times in s, kept bytes) of sites together, from the start of the first to the end of the last."""
+    first = min(course.start_s for course in courses)
+    last = max(course.start_s + course.step_s * len(course.kept_bytes) for course in courses)
+    at = np.linspace(first, last, max(len(course.kept_bytes) for course in courses) + 1)
+    total = np.zeros(len(at))
+    for course in courses:
+        # The step that ended last before each time; a rounding error is no earlier step.
+        ended = np.floor((at - course.start_s) / course.step_s + 1e-6).astype(np.int64)
+        total += np.r_[0.0, course.kept_bytes][np.clip(ended, 0, len(course.kept_bytes))]
+    return at, total
 
 
 def work_figure(difference: Difference) -> list[Part]:

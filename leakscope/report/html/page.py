@@ -52,6 +52,7 @@ LONGEST_TEXT = 300
 """Longer texts are folded to this many characters."""
 WIDE_TEXT = 60
 """A cell of a longer text gets room for it: a phone scrolls the table sideways rather than down a screen a row."""
+LONGEST_DESCRIPTION = 3000
 LONGEST_WHOLE = 20_000
 """Of texts that are longer still the page says how much is left out: one page must not carry megabytes of a frame."""
 
@@ -113,12 +114,12 @@ def text(value: str, longest: int = LONGEST_TEXT) -> str:
     )
 
 
-def prose(value: str) -> str:
+def prose(value: str, longest: int = LONGEST_TEXT) -> str:
     """As :func:`text`, with what stands in `backquotes` set as code."""
     pieces = value.split("`")
     if len(pieces) % 2 == 0:  # a quote that does not close is no quote
-        return text(value)
-    return "".join(f"<code>{text(p)}</code>" if i % 2 else text(p) for i, p in enumerate(pieces) if p)
+        return text(value, longest)
+    return "".join(f"<code>{text(p, longest)}</code>" if i % 2 else text(p, longest) for i, p in enumerate(pieces) if p)
 
 
 def _headline(headline: Headline) -> str:
@@ -169,7 +170,8 @@ def _figure(figure: Figure) -> str:
     return (
         f'<figure id="{figure.id}" class="figure" data-behaviour="{html.escape(figure.behaviour)}">'
         f'<figcaption><h3 id="t-{figure.id}">{text(figure.title)}</h3>'
-        f'<p id="d-{figure.id}">{prose(figure.description)}</p></figcaption><div class="controls"></div>'
+        f'<p id="d-{figure.id}">{prose(figure.description, LONGEST_DESCRIPTION)}</p></figcaption>'
+        '<div class="controls"></div>'
         f'<div class="plot" role="group" aria-labelledby="t-{figure.id}" aria-describedby="d-{figure.id}" '
         f'style="height:{int(figure.height_px)}px"></div>{numbers}</figure>'
     )

@@ -13,7 +13,7 @@ from leakscope.report.html.words import short_frame
 from leakscope.report.imports import import_lines
 from leakscope.report.stores import store_lines
 
-MAX_SITES = 200
+MAX_SITES = 60
 MAX_FINDINGS = 50
 MAX_ROWS = 200
 
@@ -166,9 +166,14 @@ def joins_table(report: Report) -> Table:
 def hidden_table(sites: Sequence[Site]) -> Table:
     """Sites whose frees cannot be seen: never a finding."""
     rows: list[list[Cell]] = [
-        [site.slab_cache or site.kind, Code(short_frame(site.culprit_frame)), site.allocated_objects, bytes_cell(site.live_bytes)]
+        [
+            site.slab_cache or site.kind,
+            Code(short_frame(site.culprit_frame)),
+            site.allocated_objects,
+            bytes_cell(site.live_bytes),
+        ]
         for site in sites[:MAX_ROWS]
-    ]  # fmt: skip
+    ]
     columns = ("cache", "allocated by", "allocations", "not seen freed")
     return Table("Frees not visible: freed without a trace, so never a finding", columns, rows)
 
@@ -187,7 +192,7 @@ def calibration_table(report: Report) -> Table:
         for one in report.calibration
     ]
     columns = ("dimension", "against", "readings", "deviation before", "after the z-rule", "after the robust form")
-    note = "The z-rule moves its baseline with what it should find: a slow leak is swallowed by it. No verdict rests on it."
+    note = "The z-rule moves its baseline with what it should find and swallows slow leaks; no verdict rests on it."
     return Table("Calibration", (*columns, "swallowed by the z-rule", "logged by the robust form"), rows, note)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from leakscope.model.timeline import COUNTER, LIVE, UNEXPLAINED, Moment, Series, Slope, Survival, Timeline
-from leakscope.quantities import counted, rate, size
+from leakscope.model.timeline import FINDING, LIVE, UNEXPLAINED, Moment, Series, Slope, Survival, Timeline
+from leakscope.quantities import rate, size
 from leakscope.report.html.parts import Cell, Figure, Part, Section, Table, Text, Value, plot_text
 from leakscope.report.html.units import byte_axis, duration_text, time_axis
+from leakscope.report.html.words import short_frame
 
 NEAR_SHARE = 0.02
 """Moments nearer to each other than this share of the time share a label."""
@@ -43,13 +45,21 @@ def timeline_sections(timelines: Sequence[Timeline]) -> list[Section]:
 
 def _panels(number: int, timeline: Timeline) -> list[Part]:
     apart = {one.name for one in timeline.series if one.name == "vss"}
-    own = [one for one in timeline.series if one.in_bytes and not one.shared and one.name not in apart]
+    own = [
+        one
+        for one in timeline.series
+        if one.in_bytes and not one.shared and one.name not in apart and one.what != FINDING
+    ]
     panels: list[tuple[str, str, list[Series]]] = [
         (f"time-{number}-{layer}", name, [one for one in own if one.layer == layer]) for layer, name in _LAYERS.items()
     ]
     space = [one for one in timeline.series if one.name in apart]
     panels.append((f"time-{number}-space", "Address space", space))
-    made: list[Part] = [_figure(id_, name, series, timeline) for id_, name, series in panels if series]
+    made: list[Part] = []
+    found = [one for one in timeline.series if one.what == FINDING]
+    if found:
+        made.append(_multiples(f"time-{number}-findings", "What the findings keep", found, timeline))
+    made += [_figure(id_, name, series, timeline) for id_, name, series in panels if series]
     for id_, name, of in (
         ("shared", "Counters that others are counted in too", [s for s in timeline.series if s.in_bytes and s.shared]),
         ("counts", "Counters of other things than bytes", [s for s in timeline.series if not s.in_bytes]),
@@ -63,20 +73,18 @@ def _figure(id_: str, title: str, series: Sequence[Series], timeline: Timeline) 
     time_unit, second = time_axis(timeline.end_s - timeline.start_s)
     unit, one = byte_axis(max(float(np.max(np.abs(s.value))) for s in series))
     layer = series[0].layer
-    slopes = [s for s in timeline.slopes if any((s.series, s.what) == (of.name, of.what) for of in series)]
+    slopes = _slopes_of(series, timeline)
     data: list[dict[str, Any]] = []
     for slope in slopes:
-        data += _cone(
-            slope, second, one, next(of.label for of in series if (of.name, of.what) == (slope.series, slope.what))
-        )
+        data += _cone(slope, second, one, next(of.label for of in series if _is_of(slope, of)))
     data += [_trace(s, n, second, one, unit, time_unit) for n, s in enumerate(series)]
     lines, labels = _marks(timeline, layer, second)
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": f"time since zero ({time_unit})"}, "range": _range(timeline, second)},
         "yaxis": {"title": {"text": unit}, "rangemode": "tozero"},
         "hovermode": "x unified",
-        "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.1, "x": 0, "xanchor": "left"},
-        "margin": {"t": 8},
+        "legend": {"orientation": "h", "yanchor": "top", "y": -0.22, "x": 0, "xanchor": "left"},
+        "margin": {"t": 36},
         "shapes": lines,
         "annotations": labels,
     }
@@ -103,7 +111,7 @@ def _trace(series: Series, number: int, second: float, one: float, unit: str, ti
         "y": np.round(series.value / one, 6).tolist(),
         "line": line,
         "hovertemplate": f"%{{y:,.2f}} {unit}",
-        "xhoverformat": f",.4~g {time_unit}" if False else ",.5~r",
+        "xhoverformat": ",.5~r",
     }
 
 
@@ -117,7 +125,7 @@ def _cone(slope: Slope, second: float, one: float, label: str) -> list[dict[str,
     pivot = [slope.value / one for _ in middle]
     x = [t / second for t in (*times, *reversed(times))]
     y = [upper[0], *pivot, upper[1], lower[1], *pivot, lower[0]]
-    name = plot_text(f"slope of {label}", 70)
+    name = plot_text(f"fitted: {label}", 60)
     area = {
         "type": "scatter",
         "mode": "none",
@@ -161,8 +169,8 @@ def _marks(timeline: Timeline, layer: str, second: float) -> tuple[list[dict[str
              "line": {"color": colour, "width": 1, "dash": "dot"}}
         )  # fmt: skip
         labels.append(
-            {"x": at, "y": 1.0 if number % 2 == 0 else 1.06, "yref": "paper", "yanchor": "bottom", "showarrow": False,
-             "text": _together(group), "font": {"size": 11, "color": colour}, "xanchor": "left" if number == 0 else "center"}
+            {"x": at, "y": 1, "yshift": 13 * (number % 2), "yref": "paper", "yanchor": "bottom", "showarrow": False,
+             "text": _together(group), "font": {"size": 11, "color": colour}, "xanchor": "center"}
         )  # fmt: skip
     return lines, labels
 
@@ -175,25 +183,33 @@ def _together(group: Sequence[Moment]) -> str:
 
 
 def _words(series: Sequence[Series], slopes: Sequence[Slope]) -> str:
-    """What the figure shows, with its numbers."""
-    said = []
+    """What the figure shows, with its numbers: what grows first."""
+    grows, rest = [], []
     for one in series:
-        if one.what == UNEXPLAINED:
-            said.append(f"{one.label}: {size(float(one.value[-1]))}")
+        name = short_frame(one.label)
+        last = _shown(one, float(one.value[-1]))
+        slope = next((s for s in slopes if _is_of(s, one)), None)
+        if slope and one.in_bytes:
+            said = f"{name}: {last} at the end, growing by {rate(slope.rate)} ({size(slope.low)} … {rate(slope.high)})"
+            grows.append(said)
+        elif one.what == UNEXPLAINED:
+            below = " (below zero: allocated, and not all of it touched)" if one.value[-1] < 0 else ""
+            rest.append(f"{name}: {last}{below}")
         else:
-            said.append(f"{one.label}: {size(float(one.value[0]))} at first, {size(float(one.value[-1]))} at the end")
-        slope = next((s for s in slopes if (s.series, s.what) == (one.name, one.what)), None)
-        if slope:
-            said[-1] += f", growing by {rate(slope.rate)} ({size(slope.low)} … {rate(slope.high)})"
-    return "; ".join(said) + "."
+            rest.append(f"{name}: {_shown(one, float(one.value[0]))} at first, {last} at the end")
+    return ". ".join([*grows, "; ".join(rest)] if rest else grows) + "."
+
+
+def _shown(series: Series, value: float) -> str:
+    return size(value) if series.in_bytes else f"{value:,.6g}"
 
 
 def _numbers(title: str, series: Sequence[Series], slopes: Sequence[Slope]) -> Table:
     rows: list[list[Cell]] = []
     for one in series:
-        slope = next((s for s in slopes if (s.series, s.what) == (one.name, one.what)), None)
+        slope = next((s for s in slopes if _is_of(s, one)), None)
         values = [one.value[0], one.value[-1], one.value.min(), one.value.max()]
-        shown = [Value(size(v) if one.in_bytes else f"{v:,.6g}", float(v)) for v in map(float, values)]
+        shown = [Value(_shown(one, value), value) for value in map(float, values)]
         about = Value(f"{rate(slope.rate)} ({size(slope.low)} … {rate(slope.high)})", slope.rate) if slope else None
         rows.append([one.label, *shown, about, one.readings or None])
     return Table(title, ("series", "first", "last", "least", "greatest", "fitted slope", "readings"), rows)
@@ -202,40 +218,48 @@ def _numbers(title: str, series: Sequence[Series], slopes: Sequence[Slope]) -> T
 def _multiples(id_: str, title: str, series: Sequence[Series], timeline: Timeline) -> Figure:
     """One small figure a series below each other, each with its own axis: they have nothing in common but the time."""
     time_unit, second = time_axis(timeline.end_s - timeline.start_s)
+    slopes = _slopes_of(series, timeline)
     data: list[dict[str, Any]] = []
-    layout: dict[str, Any] = {"showlegend": False, "annotations": [], "margin": {"t": 8}}
+    lines, labels = _marks(timeline, "", second)
+    layout: dict[str, Any] = {"showlegend": False, "shapes": lines, "margin": {"t": 36}}
     share = 1 / len(series)
     for number, one in enumerate(series):
         unit, each = byte_axis(float(np.max(np.abs(one.value)))) if one.in_bytes else ("", 1.0)
-        suffix = "" if number == 0 else str(number + 1)
+        axis = {"yaxis": "y" if number == 0 else f"y{number + 1}"}
+        data += [trace | axis for slope in slopes if _is_of(slope, one) for trace in _cone(slope, second, each, "")]
         trace = _trace(one, number, second, each, unit, time_unit)
-        if one.what == COUNTER:
+        if one.what != UNEXPLAINED:
             trace["line"]["color"] = _COLOURS.get(one.layer, "var(--series-5)")
-        data.append(trace | {"yaxis": f"y{suffix}"})
+        data.append(trace | axis)
         top = 1 - number * share
-        layout[f"yaxis{suffix}"] = {
-            "domain": [top - share * 0.72, top - share * 0.14],
+        layout["yaxis" if number == 0 else f"yaxis{number + 1}"] = {
+            "domain": [max(0.0, top - share), top - share * 0.3],
             "title": {"text": unit},
             "nticks": 4,
-            "rangemode": "normal",
+            "rangemode": "tozero" if one.what == FINDING else "normal",
         }
-        layout["annotations"].append(
-            {"x": 0, "xref": "paper", "xanchor": "left", "y": top - share * 0.12, "yref": "paper", "yanchor": "bottom",
-             "showarrow": False, "text": plot_text(one.label, 60), "font": {"size": 12}}
+        labels.append(
+            {"x": 0, "xshift": -44, "xref": "paper", "xanchor": "left", "y": top - share * 0.28, "yref": "paper",
+             "yanchor": "bottom", "showarrow": False, "font": {"size": 12},
+             "text": plot_text(short_frame(one.label), 60)}
         )  # fmt: skip
+    layout["annotations"] = labels
     last = "y" if len(series) == 1 else f"y{len(series)}"
     layout["xaxis"] = {
         "title": {"text": f"time since zero ({time_unit})"},
         "range": _range(timeline, second),
         "anchor": last,
     }
-    words = "; ".join(f"{one.label}: {_plain(one, 0)} at first, {_plain(one, -1)} at the end" for one in series)
-    return Figure(id_, title, data, layout, f"{words}.", MULTIPLE_PX * len(series) + 60, _numbers(title, series, ()))
+    numbers = _numbers(title, series, slopes)
+    return Figure(id_, title, data, layout, _words(series, slopes), MULTIPLE_PX * len(series) + 90, numbers)
 
 
-def _plain(series: Series, index: int) -> str:
-    value = float(series.value[index])
-    return size(value) if series.in_bytes else f"{value:,.6g}"
+def _is_of(slope: Slope, series: Series) -> bool:
+    return (slope.series, slope.what) == (series.name, series.what)
+
+
+def _slopes_of(series: Sequence[Series], timeline: Timeline) -> list[Slope]:
+    return [slope for slope in timeline.slopes if any(_is_of(slope, one) for one in series)]
 
 
 def _survival(id_: str, one: Survival) -> Figure:
@@ -245,12 +269,9 @@ def _survival(id_: str, one: Survival) -> Figure:
     share = one.kept_bytes / np.maximum(one.allocated_bytes, 1)
     colour = one.layer if one.layer in _COLOURS else "host"
     x, width = np.round(middle, 6).tolist(), float((one.edges_s[1] - one.edges_s[0]) / second) * 0.9
-    hover = [
-        f"born {duration_text(a)} … {duration_text(b)}: {size(float(made))} allocated, {size(float(kept))} kept ({part:.0%})"
-        for a, b, made, kept, part in zip(
-            one.edges_s[:-1], one.edges_s[1:], one.allocated_bytes, one.kept_bytes, share, strict=True
-        )
-    ]
+    windows = [f"{duration_text(a)} … {duration_text(b)}" for a, b in pairwise(one.edges_s.tolist())]
+    bars = list(zip(windows, one.allocated_bytes.tolist(), one.kept_bytes.tolist(), share.tolist(), strict=True))
+    hover = [f"born {born}: {size(made)} allocated, {size(kept)} kept ({part:.0%})" for born, made, kept, part in bars]
     bar: dict[str, Any] = {
         "type": "bar",
         "x": x,
@@ -274,20 +295,12 @@ def _survival(id_: str, one: Survival) -> Figure:
     }
     late = _late(one)
     rows: list[list[Cell]] = [
-        [
-            f"{duration_text(a)} … {duration_text(b)}",
-            Value(size(float(made)), int(made)),
-            Value(size(float(kept)), int(kept)),
-            Value(f"{part:.0%}", float(part)),
-        ]
-        for a, b, made, kept, part in zip(
-            one.edges_s[:-1], one.edges_s[1:], one.allocated_bytes, one.kept_bytes, share, strict=True
-        )
+        [born, Value(size(made), made), Value(size(kept), kept), Value(f"{part:.0%}", part)]
+        for born, made, kept, part in bars
     ]
     name = _LAYERS.get(one.layer, one.layer)
-    return Figure(
-        id_, name, data, layout, late, 280, Table(f"{name} by time of birth", ("born", "allocated", "kept", "share"), rows)
-    )  # fmt: skip
+    table = Table(f"{name} by time of birth", ("born", "allocated", "kept", "share"), rows)
+    return Figure(id_, name, data, layout, late, 280, table)
 
 
 def _late(one: Survival) -> str:
@@ -310,4 +323,4 @@ def moments_table(timelines: Iterable[Timeline]) -> Table | None:
     ]
     if not rows:
         return None
-    return Table("What changed when", ("time", "what", "layer", "detail"), rows, f"{counted(len(rows), 'moment')}")
+    return Table("What changed when", ("time", "what", "layer", "detail"), rows)

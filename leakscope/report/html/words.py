@@ -26,7 +26,7 @@ _CHECK = {
     "view_retains_backing_store": "a small view keeps a large buffer: copy the view, or drop it",
     "keys_without_ttl": "keys are written without an expiry: give them a TTL, or an eviction policy",
     "unjoined_thread_stacks": "threads end and are not joined: join or detach them",
-    "descriptor_leak": "descriptors are opened and not closed: close them on every path (`ls -l /proc/PID/fd` names them)",
+    "descriptor_leak": "descriptors are opened and never closed: close them on every path (`ls -l /proc/PID/fd`)",
     "evicted_but_not_released": "what is evicted is not given back: find who still holds it after the eviction",
     "refcount": "a reference count is not brought down: pair each increment with a decrement",
 }
@@ -46,7 +46,7 @@ def verdict_sentence(verdict: Verdict) -> str:
     """The verdict in one sentence, its culprit short and as code."""
     said = sentence(verdict).replace("`", "'")
     who = culprit_of(verdict).replace("`", "'")
-    if said.startswith(f"{who} ") or said.startswith(f"{who}:"):
+    if said.startswith((f"{who} ", f"{who}:")):
         return as_code(short_frame(who)) + said[len(who) :]
     return said
 

@@ -51,11 +51,21 @@ var leakscope = (() => {
     });
   };
 
+  // On a narrow page the names of the legend stand below each other: the figure grows by them.
+  const roomForLegend = (element, { data, layout }) => {
+    const plot = plotOf(element);
+    if (plot.clientWidth > 640 || layout.showlegend === false || layout.legend?.orientation !== "h") return;
+    const names = data.filter((trace) => trace.name && trace.showlegend !== false).length;
+    plot.style.height = `${plot.clientHeight + 21 * names}px`;
+    layout.legend.font = { size: 11 };
+  };
+
   const draw = (element) => {
     if (drawn.has(element)) return;
     const { data, layout, extra } = JSON.parse(document.getElementById(`json-${element.id}`).textContent);
     const figure = { data, layout };
     drawn.set(element, figure);
+    roomForLegend(element, figure);
     element.dataset.state = "drawing";
     redraw(element).then(() => {
       const behave = behaviours[element.dataset.behaviour];
