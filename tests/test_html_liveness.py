@@ -154,12 +154,19 @@ def test_the_page_has_the_numbers_of_the_json_report(made: tuple[Path, dict[str,
         assert tree["values"][0] == sum(node["bytes"] for node in nodes.values()) == 50_000
         labels = dict(zip(tree["labels"], tree["values"], strict=True))
         assert all(labels[n["name"]] == n["retained_bytes"] for n in nodes.values() if n["kind"] == "object")
-        # and a click on the cache goes into it
+
+
+def test_a_click_goes_into_the_tree(made: tuple[Path, dict[str, Any]], browser: Browser) -> None:
+    with opened(browser, made[0]) as page:
+        page.wait_for_function("() => document.getElementById('tree').dataset.state === 'drawn'")
         page.locator("#tree").scroll_into_view_if_needed()
         place = page.locator("#tree .slicetext", has_text="cache events.jsonl").first.bounding_box()
         assert place is not None
         page.mouse.click(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
-        page.locator("#tree .pathbar").nth(1).wait_for(state="attached")
+        level = figure_of(page, "tree")["data"][0]["labels"].index("cache events.jsonl")
+        page.wait_for_function(
+            "level => document.querySelector('#tree .plot')._fullData[0].level === level", arg=str(level), timeout=5000
+        )
 
 
 def test_hostile_names_are_text_on_a_phone_in_the_dark(made: tuple[Path, dict[str, Any]], browser: Browser) -> None:

@@ -75,7 +75,7 @@ def tree_figure(tree: Tree) -> Figure:
         ]
         for node in tree.nodes[1:]
     ]  # fmt: skip
-    layout = {"margin": _MARGIN, "uniformtext": {"minsize": 10, "mode": "hide"}}
+    layout = {"margin": {**_MARGIN, "t": 30}, "uniformtext": {"minsize": 10, "mode": "hide"}}
     table = Table("Nodes", ["name", "kind", "class", "objects", "bytes", "retains objects", "retains"], rows)
     return Figure("tree", "What goes when somebody lets go", [data], layout, description, 480, table)
 
