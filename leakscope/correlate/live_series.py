@@ -6,7 +6,7 @@ without a known allocation are not subtracted, and sites whose frees cannot be s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -113,24 +113,24 @@ def survival(
     con: duckdb.DuckDBPyConnection,
     source: int,
     span_ns: tuple[int, int],
-    left_out: tuple[str, ...],
+    left_out: Sequence[tuple[str, str]],
     layer: str | None = None,
     pid: int | None = None,
 ) -> pd.DataFrame:
     """Bytes by layer and window of birth (:data:`WINDOWS` equal parts of the time): columns layer, window, allocated,
-    kept. Kinds ``left_out`` are. Empty for a census, which does not know when what was freed was born. Raises
-    duckdb.Error. Needs what :func:`leakscope.correlate.aggregate.aggregate` leaves behind."""
+    kept. (layer, kind) of ``left_out`` are. Empty for a census, which does not know when what was freed was born.
+    Raises duckdb.Error. Needs what :func:`leakscope.correlate.aggregate.aggregate` leaves behind."""
     if con.execute("SELECT 1 FROM census_totals WHERE source_id = ? LIMIT 1", [source]).fetchall():
         return pd.DataFrame(columns=["layer", "window", "allocated", "kept"])
     start, step = span_ns[0], max(1, -(-(span_ns[1] - span_ns[0] + 1) // WINDOWS))
-    kinds = ", ".join(f"'{kind}'" for kind in left_out) or "''"
+    kinds = "".join(f" AND NOT (e.layer = {_text(of)} AND e.kind = {_text(kind)})" for of, kind in left_out)
     return con.execute(
         f"""
         WITH counted AS (
             SELECT e.layer, CASE WHEN op = 'alloc' THEN ts_ns ELSE alloc_ts_ns END AS born_ns, bytes,
                    {EVENT_CODE} AS event, {_FOLDED} AS folded
             FROM changes e JOIN lives l USING (source_id, pid)
-            WHERE {_chosen(source, layer, pid)} AND e.kind NOT IN ({kinds})
+            WHERE {_chosen(source, layer, pid)}{kinds}
         )
         SELECT layer::VARCHAR AS layer, least({WINDOWS - 1}, greatest(0, (born_ns - {start}) // {step}))::INT AS window,
                coalesce(sum(bytes) FILTER (event = {ALLOC}), 0)::BIGINT AS allocated,
@@ -146,7 +146,11 @@ _FOLDED = f"l.life IN (SELECT life FROM lives WHERE pid = {FOLDED_PID})"
 def _chosen(source: int, layer: str | None, pid: int | None) -> str:
     conditions = [f"e.source_id = {int(source)}"]
     if layer is not None:
-        conditions.append("e.layer = '" + layer.replace("'", "''") + "'")
+        conditions.append(f"e.layer = {_text(layer)}")
     if pid is not None:
         conditions.append(f"e.pid = {int(pid)}")
     return " AND ".join(conditions)
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"

@@ -21,6 +21,7 @@ from leakscope.detect.recorded import subjects
 from leakscope.detect.recorded_lives import Recorded, recorded_lives, recorded_readings, zeros_ns
 from leakscope.detect.series.book import Book
 from leakscope.detect.series.counters import PROCESS_START, Counter, layer_of
+from leakscope.detect.series.trend import Course
 from leakscope.model.manifest import Manifest, Source
 from leakscope.model.results import LayerTotal, Report, Verdict
 from leakscope.model.timeline import (
@@ -70,6 +71,7 @@ MAX_TIMELINES = 8
 MAX_MOMENTS = 40
 MAX_FINDINGS = 6
 LAYER_NAMES = {"kernel": "kernel memory", "host": "host memory", "gpu": "GPU memory"}
+NO_LINE = (Course.RETURNED, Course.SHORT)
 EXPLAINS = {
     "rss": ("host", frozenset({"mmap_anon", "mmap_file", "brk"})),
     "vss": ("host", frozenset({"mmap_anon", "mmap_file", "brk", "mmap_reserve"})),
@@ -147,7 +149,7 @@ def _timeline(
             slopes += slopes_of
             moments.append(Moment(window[0], "warm-up", "end of the warm-up"))
         series += _unexplained(drawn, live, zeros[source.id])
-        survived += _survival(con, source.id, bounds[source.id], zeros[source.id], options)
+        survived += _survival(con, source.id, bounds[source.id], zeros[source.id], live, options)
     if len(with_events) <= 1:
         moments += _leak_starts(report)
     moments += _processes(con, sources, zeros)
@@ -285,7 +287,9 @@ def _counter_slopes(drawn: Sequence[_Read], starts: Sequence[Counter], wanted: S
         book = Book([next(c for c in counters if c.name == name), *starts])
         course = book.course(name)
         base = course.floor
-        if base is None or course.lives > 1 or not (course.rising or name in wanted) or not np.isfinite(course.rate):
+        if base is None or course.lives > 1 or not np.isfinite(course.rate):
+            continue
+        if not course.rising and (name not in wanted or course.course in NO_LINE or course.low == course.high):
             continue
         inside = base.t_s >= course.start_s
         if inside.sum() < 2:
@@ -322,16 +326,27 @@ def _live_series(
     growth = {total.layer: total.growth for total in layers}
     series, slopes = [], []
     for layer in LAYERS:
-        kept = [value for (of, kind), value in live.kept.items() if of == layer and kind not in KINDS_NOT_ADDED]
+        of_layer = {kind: value for (of, kind), value in live.kept.items() if of == layer}
+        kept = [value for kind, value in of_layer.items() if kind not in KINDS_NOT_ADDED]
         if not kept:
+            kinds = sorted(of_layer)  # all there is of the layer: shown, though no total counts it
+            series += [
+                Series(kind, f"live {kind}, by events", LIVE, layer, True, times, of_layer[kind].astype(np.float64))
+                for kind in kinds
+            ]
             continue
         value = np.sum(kept, axis=0) - live.hidden.get(layer, 0.0)
         series.append(Series(layer, f"live {LAYER_NAMES[layer]}, by events", LIVE, layer, True, times, value))
         rate = growth.get(layer)
         if rate is not None and rate.ci_low > 0:
-            at = float(np.interp(window[0], times, value))
+            at = _held_at(times, value, window[0])
             slopes.append(Slope(layer, LIVE, *window, window[0], at, rate.bytes_per_s, rate.ci_low, rate.ci_high))
     return series, slopes
+
+
+def _held_at(t_s: FloatArray, value: FloatArray, at_s: float) -> float:
+    """The last value at or before a time; 0 before the first."""
+    return float(np.r_[0.0, value][np.searchsorted(t_s, at_s + 1e-6, "right")])
 
 
 def _findings(
@@ -355,7 +370,7 @@ def _findings(
         times, values = thinned(times, np.r_[0.0, found[1], found[1][-1]])
         series.append(Series(verdict.sites[0], _who(verdict), FINDING, verdict.layer, True, times, values))
         if verdict.growth is not None:
-            rate, at = verdict.growth, float(np.interp(window[0], times, values))
+            rate, at = verdict.growth, _held_at(times, values, window[0])
             limits = (rate.bytes_per_s, rate.ci_low, rate.ci_high)
             slopes.append(Slope(verdict.sites[0], FINDING, *window, window[0], at, *limits))
     return series, slopes
@@ -378,7 +393,7 @@ def _unexplained(drawn: Sequence[_Read], live: LiveBytes, zero_ns: int) -> list[
         if not kept or len(counter.t_s) < 2:
             continue
         events = np.sum(kept, axis=0) - (live.hidden.get(layer, 0.0) if layer == "kernel" else 0.0)
-        held = np.interp(counter.t_s, np.r_[ends[0] - 1e-9, ends], np.r_[0.0, events])
+        held = np.r_[0.0, events][np.searchsorted(ends, counter.t_s, "right")]
         rest = (counter.value - counter.value[0]) - (held - held[0])
         times, values = thinned(counter.t_s, rest)
         label = f"growth of {NAMES.get(name, name)} that events do not explain"
@@ -387,9 +402,16 @@ def _unexplained(drawn: Sequence[_Read], live: LiveBytes, zero_ns: int) -> list[
 
 
 def _survival(
-    con: duckdb.DuckDBPyConnection, source: int, bounds: tuple[int, int], zero_ns: int, options: Options
+    con: duckdb.DuckDBPyConnection,
+    source: int,
+    bounds: tuple[int, int],
+    zero_ns: int,
+    live: LiveBytes,
+    options: Options,
 ) -> list[Survival]:
-    rows = survival(con, source, bounds, tuple(sorted(KINDS_NOT_ADDED)), options.layer, options.pid)
+    added = {layer for layer, kind in live.kept if kind not in KINDS_NOT_ADDED}
+    left_out = [(layer, kind) for layer, kind in live.kept if layer in added and kind in KINDS_NOT_ADDED]
+    rows = survival(con, source, bounds, left_out, options.layer, options.pid)
     edges = (bounds[0] - zero_ns + np.linspace(0, bounds[1] - bounds[0], WINDOWS + 1)) / 1e9
     found = []
     for layer in LAYERS:

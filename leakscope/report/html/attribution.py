@@ -93,7 +93,8 @@ def _findings(report: Report) -> Section | None:
     for verdict in [v for v in verdicts if v not in with_chain][:MAX_CHAINS]:
         said = "; ".join((*verdict.reasons, *(f"missing: {one}" for one in verdict.missing)))
         if said:
-            parts.append(Text([f"{as_code(short_frame(culprit_of(verdict)))}, {verdict.kind}: {said}."]))
+            who = f"{as_code(short_frame(culprit_of(verdict)))}, " if verdict.culprit else ""
+            parts.append(Text([f"{who}{verdict.verdict.replace('_', ' ')}, {verdict.kind}: {said}."]))
     return Section("findings", "Findings and their chains", parts)
 
 

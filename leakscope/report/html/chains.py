@@ -18,7 +18,7 @@ FRAMES_AROUND = 5
 """Frames of a chain that are drawn: the culprit's and those around it; the table has all."""
 ROW_PX = 30
 LEFT, RIGHT, BRANCH = 0.0, 1.0, 0.03
-NODE = 0.3
+NODE = 0.27
 SURE, LIKELY = 0.9, 0.5
 _COLOURS = {
     "range": "var(--series-4)",
@@ -44,6 +44,8 @@ _NAMES = {
     "profile": "profiled kernel",
 }
 
+_RULES = {"recorded on the thread": "thread"}  # short forms for the figure; the table has the words
+
 
 def chain_figure(id_: str, title: str, description: str, chain: Chain, culprit: str) -> Figure:
     """``chain`` as a figure and a table; ``culprit`` is the frame that is pointed at."""
@@ -58,7 +60,7 @@ def chain_figure(id_: str, title: str, description: str, chain: Chain, culprit: 
         "showlegend": False,
         "hovermode": "closest",
         "margin": {"l": 4, "r": 4, "t": 24, "b": 4},
-        "annotations": [_head("known by, confidence", NODE - 0.015, "right"), _head("link", NODE + 0.015, "left")],
+        "annotations": [_head("known by", NODE - 0.015, "right"), _head("link", NODE + 0.015, "left")],
         "dragmode": False,
     }
     return Figure(
@@ -158,12 +160,19 @@ def _evidence(rows: Sequence[tuple[ChainLink | None, float]]) -> dict[str, Any]:
         "mode": "text",
         "x": [NODE - 0.015] * len(rows),
         "y": [-n for n in range(len(rows))],
-        "text": ["" if link is None else plot_text(f"{link.rule} {link.confidence:.2f}") for link, _ in rows],
+        "text": [
+            "" if link is None else plot_text(f"{_RULES.get(link.rule, link.rule)} {link.confidence:.2f}")
+            for link, _ in rows
+        ],
         "textposition": "middle left",
         "textfont": {"size": 11, "color": "var(--soft)"},
         "hoverinfo": "skip",
         "cliponaxis": False,
     }
+
+
+def _known_by(link: ChainLink) -> str:
+    return plot_text(f"{_RULES.get(link.rule, link.rule)} {link.confidence:.2f}")
 
 
 def _table(chain: Chain) -> Table:

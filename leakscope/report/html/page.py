@@ -53,6 +53,7 @@ LONGEST_TEXT = 300
 WIDE_TEXT = 60
 """A cell of a longer text gets room for it: a phone scrolls the table sideways rather than down a screen a row."""
 LONGEST_DESCRIPTION = 3000
+LONGEST_PARAGRAPH = 1000
 LONGEST_WHOLE = 20_000
 """Of texts that are longer still the page says how much is left out: one page must not carry megabytes of a frame."""
 
@@ -160,7 +161,7 @@ def _part(part: Part) -> str:
         return _figure(part)
     if isinstance(part, Table):
         return _table(part)
-    return "".join(f"<p>{prose(paragraph)}</p>" for paragraph in part.paragraphs)
+    return "".join(f"<p>{prose(paragraph, LONGEST_PARAGRAPH)}</p>" for paragraph in part.paragraphs)
 
 
 def _figure(figure: Figure) -> str:

@@ -189,12 +189,14 @@ def _words(series: Sequence[Series], slopes: Sequence[Slope]) -> str:
         name = short_frame(one.label)
         last = _shown(one, float(one.value[-1]))
         slope = next((s for s in slopes if _is_of(s, one)), None)
-        if slope and one.in_bytes:
+        if slope and one.in_bytes and slope.low <= 0:
+            rest.append(f"{name}: {last} at the end, no sure trend ({size(slope.low)} … {rate(slope.high)})")
+        elif slope and one.in_bytes:
             said = f"{name}: {last} at the end, growing by {rate(slope.rate)} ({size(slope.low)} … {rate(slope.high)})"
             grows.append(said)
         elif one.what == UNEXPLAINED:
-            below = " (below zero: allocated, and not all of it touched)" if one.value[-1] < 0 else ""
-            rest.append(f"{name}: {last}{below}")
+            why = "not all that was mapped is touched" if one.name == "rss" else "events keep more than it grew by"
+            rest.append(f"{name}: {last}" + (f" (below zero: {why})" if one.value[-1] < 0 else ""))
         else:
             rest.append(f"{name}: {_shown(one, float(one.value[0]))} at first, {last} at the end")
     return ". ".join([*grows, "; ".join(rest)] if rest else grows) + "."
@@ -310,8 +312,8 @@ def _late(one: Survival) -> str:
     said = []
     for part, name in parts:
         made, kept = int(one.allocated_bytes[part].sum()), int(one.kept_bytes[part].sum())
-        said.append(f"of {size(made)} allocated in {name} {size(kept)} were kept ({kept / max(made, 1):.0%})")
-    return "; ".join(said).capitalize() + "."
+        said.append(f"{size(kept)} of {size(made)} allocated in {name} were kept ({kept / max(made, 1):.0%})")
+    return "; ".join(said) + "."
 
 
 def moments_table(timelines: Iterable[Timeline]) -> Table | None:

@@ -67,8 +67,9 @@ def facts_of(verdict: Verdict) -> list[tuple[str, str]]:
         facts.append(("Layer", verdict.layer))
     facts.append(("Class", verdict.kind))
     facts.append(("Confidence", f"{verdict.confidence:.2f}"))
-    if verdict.culprit and verdict.culprit.frame:
-        facts.append(("Culprit", verdict.culprit.frame))
+    if culprit := verdict.culprit:
+        named = (("Culprit", culprit.frame), ("Owner", culprit.owner), ("Object", culprit.object))
+        facts += [(name, value) for name, value in named if value]
     if verdict.forecast:
         facts.append(("Forecast", forecast_line(verdict.forecast)))
     elif verdict.smallest_provable_bytes_per_s is not None and verdict.verdict != "leak":
@@ -84,7 +85,8 @@ def next_steps(report: Report) -> list[str]:
     capture = next((str(i.get("path", "")) for i in report.inputs if "limits" not in i), "")
     steps: list[str] = []
     if verdict.verdict == "leak":
-        where = culprit_of(verdict)
+        culprit = verdict.culprit
+        where = (culprit and (culprit.frame or culprit.owner)) or culprit_of(verdict)
         steps.append(f"Look at {as_code(where)}: {_CHECK.get(verdict.kind, 'find who should free what it allocates')}.")
         if capture:
             steps.append(f"See who holds it: {as_code(f'leakscope liveness {shlex.quote(capture)}')}")
@@ -95,7 +97,8 @@ def next_steps(report: Report) -> list[str]:
         )
     elif verdict.verdict == "inconclusive":
         steps += [f"Missing: {missing}." for missing in verdict.missing[:3]]
-        steps.append("Record longer, under load; with a larger buffer where events were lost (see Losses).")
+        if verdict.kind != "missing_data":
+            steps.append("Record longer, under load; with a larger buffer where events were lost (see Losses).")
         steps.append(f"Every number of this page: {as_code(f'leakscope attribute {evidence} --json')}")
     else:
         if verdict.smallest_provable_bytes_per_s is not None:
