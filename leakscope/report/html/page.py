@@ -204,7 +204,7 @@ def _cell(cell: Cell, right: bool) -> str:
     if cell is None:
         return f'<td{_right(right)}><span aria-label="no value">–</span></td>'
     if isinstance(cell, Value):
-        return f'<td class="number" data-value="{cell.raw!r}">{html.escape(printable(cell.text))}</td>'
+        return f'<td class="number" data-value="{_plain(cell.raw)}">{html.escape(printable(cell.text))}</td>'
     if isinstance(cell, Code):
         return f"<td{_right(right)}><code>{text(cell.text, 160)}</code></td>"
     if isinstance(cell, Lines):
@@ -213,9 +213,14 @@ def _cell(cell: Cell, right: bool) -> str:
         return f'<td><details class="lines"><summary>{shown}</summary><ol>{lines}</ol></details></td>'
     if isinstance(cell, int | float):
         shown = f"{cell:,}" if isinstance(cell, int) else f"{cell:,.4g}"
-        return f'<td class="number" data-value="{cell!r}">{shown}</td>'
+        return f'<td class="number" data-value="{_plain(cell)}">{shown}</td>'
     wide = ' class="wide"' if len(cell) > WIDE_TEXT else _right(right)
     return f"<td{wide}>{text(cell)}</td>"
+
+
+def _plain(number: int | float) -> str:
+    """The number as JavaScript reads it, numpy's too."""
+    return repr(number) if isinstance(number, int) else repr(float(number))
 
 
 def _data(figure: Figure) -> str:

@@ -231,9 +231,7 @@ def processes_figure(course: SoakCourse, summary: SoakSummary) -> list[Part]:
     left = course.processes_total - len(processes)
     words = f"{course.processes_total:,} process{'' if course.processes_total == 1 else 'es'}"
     roots = sum(one.root for one in processes)
-    description = (
-        f"{words}, {roots:,} of them targets, {alive:,} alive at the end; restarted {summary.generations - 1:,} times"
-    )
+    description = f"{words}, {roots:,} of them targets, {alive:,} alive at the end; restarted {counted(summary.generations - 1, 'time')}"
     description += f"; {counted(len(course.gaps), 'gap')} in which nobody recorded" if course.gaps else ""
     rows: list[list[Cell]] = [
         [
