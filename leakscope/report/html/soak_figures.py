@@ -231,7 +231,8 @@ def processes_figure(course: SoakCourse, summary: SoakSummary) -> list[Part]:
     left = course.processes_total - len(processes)
     words = f"{course.processes_total:,} process{'' if course.processes_total == 1 else 'es'}"
     roots = sum(one.root for one in processes)
-    description = f"{words}, {roots:,} of them targets, {alive:,} alive at the end; restarted {counted(summary.generations - 1, 'time')}"
+    restarts = counted(summary.generations - 1, "time")
+    description = f"{words}, {roots:,} of them targets, {alive:,} alive at the end; restarted {restarts}"
     description += f"; {counted(len(course.gaps), 'gap')} in which nobody recorded" if course.gaps else ""
     rows: list[list[Cell]] = [
         [
