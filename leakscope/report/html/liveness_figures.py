@@ -12,6 +12,7 @@ from leakscope.quantities import counted, size
 from leakscope.report.html.cells import time_cell
 from leakscope.report.html.page import Cell, Figure, Table, cut, plot_text
 from leakscope.report.html.units import byte_axis, bytes_cell, duration_text, time_axis
+from leakscope.report.html.words import short_frame
 from leakscope.report.text import printable
 
 COLOURS = {
@@ -44,7 +45,8 @@ def tree_figure(tree: Tree) -> Figure:
     """The leading part of the dominator tree as a treemap: the area is what a node retains."""
     by_bytes = tree.by == "bytes"
     value = [node.retained_bytes if by_bytes else node.retained_objects for node in tree.nodes]
-    labels = [_label(node) for node in tree.nodes]
+    parents = {node.parent for node in tree.nodes}
+    labels = [_label(node, node.id in parents) for node in tree.nodes]
     data = {
         "type": "treemap",
         "ids": [str(node.id) for node in tree.nodes],
@@ -84,12 +86,14 @@ def _weight(by_bytes: bool) -> Any:
     return lambda node: (node.retained_bytes if by_bytes else node.retained_objects, -node.id)
 
 
-def _label(node: TreeNode) -> str:
+def _label(node: TreeNode, has_parts: bool) -> str:
+    """On one line above its parts, else in several."""
     if node.others:
         return counted(node.others, "more node")
     if node.parent < 0:
         return "everything that is kept"
-    return "<br>".join(plot_text(line) for line in wrap(cut(printable(node.name), _LABEL), _LINE))
+    name = cut(printable(short_frame(node.name)), _LABEL)
+    return plot_text(name) if has_parts else "<br>".join(plot_text(line) for line in wrap(name, _LINE))
 
 
 def _facts(node: TreeNode) -> str:
