@@ -11,7 +11,7 @@ from three_leaks import CHURN_BYTES, DEVICE, GPU_KEPT, HOST_KEPT, KERNEL_KEPT, M
 
 from leakscope.cli.attribute import report_of
 from leakscope.detect.attribution import Options
-from leakscope.detect.timeline import thinned
+from leakscope.detect.timeline_counters import thinned
 from leakscope.model.results import Report
 from leakscope.model.timeline import COUNTER, FINDING, LIVE, MAX_POINTS, UNEXPLAINED, Series, Timeline
 
