@@ -323,6 +323,7 @@ def test_counters_alone_give_a_page(browser: Browser, tmp_path: Path) -> None:
         draw_all(page)
         figures = [figure.get_attribute("id") for figure in page.locator("figure.figure").all()]
         assert figures == ["time-0-host", "time-0-space"]
+        assert "leakscope record -p PID" in page.locator(".steps").inner_text()  # counters do not say who
         (row,) = numbers(page, "Host memory")
         assert row[:4] == ["RSS", 200_000_000, 200_000_000 + 3000 * 60 * 299, 200_000_000]
         assert row[5] == pytest.approx(report["verdict"]["growth"]["bytes_per_s"], abs=0.001)
