@@ -53,6 +53,8 @@ LONGEST_TEXT = 300
 WIDE_TEXT = 60
 """A cell of a longer text gets room for it: a phone scrolls the table sideways rather than down a screen a row."""
 LONGEST_DESCRIPTION = 3000
+SHORT_CELL = 28
+"""Cells of a table up to so long stay in one line."""
 LONGEST_PARAGRAPH = 1000
 LONGEST_WHOLE = 20_000
 """Of texts that are longer still the page says how much is left out: one page must not carry megabytes of a frame."""
@@ -214,8 +216,8 @@ def _cell(cell: Cell, right: bool) -> str:
     if isinstance(cell, int | float):
         shown = f"{cell:,}" if isinstance(cell, int) else f"{cell:,.4g}"
         return f'<td class="number" data-value="{_plain(cell)}">{shown}</td>'
-    wide = ' class="wide"' if len(cell) > WIDE_TEXT else _right(right)
-    return f"<td{wide}>{text(cell)}</td>"
+    kind = "number" if right else "short" if len(cell) <= SHORT_CELL else "wide" if len(cell) > WIDE_TEXT else ""
+    return f'<td class="{kind}">{text(cell)}</td>' if kind else f"<td>{text(cell)}</td>"
 
 
 def _plain(number: int | float) -> str:
