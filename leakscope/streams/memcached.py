@@ -43,8 +43,12 @@ class MemcachedAudit:
 
     def check(self) -> None:
         """Raises BadInputError where the server cannot be asked."""
+        self.stats()
+
+    def stats(self) -> dict[str, str]:
+        """The answer to ``stats``. Raises BadInputError where the server cannot be asked."""
         with self._connected() as link:
-            self._stats(link)
+            return self._stats(link)
 
     def collect(self, deadline: Deadline) -> ParsedReport:
         """One audit."""
