@@ -94,11 +94,12 @@ def serve(
         return _once(sources, output)
     from leakscope.serve.service import serve as run
 
-    if not is_loopback(host):
-        warn(
-            [f"--listen {listen}: anybody who can reach this address can read the metrics; there is no authentication"]
-        )
-    by_signal = run(sources, host, port, _say_ready, lambda line: warn([line]), duration_s)
+    def ready(url: str) -> None:
+        if not is_loopback(host):
+            warn([f"--listen {listen}: anybody who can reach it can read the metrics; there is no authentication"])
+        print(printable(f"serving {url}"), file=sys.stderr, flush=True)
+
+    by_signal = run(sources, host, port, ready, lambda line: warn([line]), duration_s)
     return ExitCode.INTERRUPTED if by_signal else ExitCode.DONE
 
 
@@ -114,7 +115,3 @@ def _once(sources: list[Source], output: Path | None) -> int:
     else:
         sys.stdout.write(text)
     return ExitCode.DONE
-
-
-def _say_ready(url: str) -> None:
-    print(printable(f"serving {url}"), file=sys.stderr, flush=True)

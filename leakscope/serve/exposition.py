@@ -49,10 +49,16 @@ def _health(sources: Sequence[tuple[str, str, Health]]) -> list[Metric]:
     def of(name: str, unit: str, help: str, value: Callable[[Health], float], *, counter: bool = False) -> Metric:
         return Metric(name, unit, help, (EVIDENCE,), tuple(((e,), value(how)) for e, _, how in sources), counter)
 
-    up = tuple(((evidence, kind), float(how.up)) for evidence, kind, how in sources)
+    up = tuple(((evidence, kind), float(how.up)) for evidence, kind, how in sources if how.tried)
     return [
         Metric("build.info", "1", "The leakscope that serves.", ("version",), (((__version__,), 1.0),)),
-        Metric("source.up", "1", "1 where the last reading of a source succeeded.", (EVIDENCE, "kind"), up),
+        Metric(
+            "source.up",
+            "1",
+            "1 where the last reading of a source succeeded; absent before the first.",
+            (EVIDENCE, "kind"),
+            up,
+        ),
         of("source.failures", "1", "Readings that failed.", lambda how: float(how.failures), counter=True),
         of(
             "source.last.read.timestamp",

@@ -21,7 +21,7 @@ class Names:
     def of(self, name: str) -> str:
         """The label for ``name``."""
         label = printable(name)[:MAX_LENGTH] or OTHER
-        if label not in self._known:
+        if label != OTHER and label not in self._known:
             if len(self._known) >= self._most:
                 self._folded.add(label)
                 return OTHER

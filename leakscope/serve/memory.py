@@ -14,7 +14,7 @@ Row = tuple[str, str, str, float]
 """(scope, scope_id, counter, value) of `samples`."""
 
 PROCESS = ("rss", "vss", "pss", "rss_anon", "rss_file", "rss_shmem", "swap", "page_tables", "gpu_process_used")
-PROCESS_COUNTS = ("threads", "fds")
+THREADS, DESCRIPTORS = "threads", "fds"
 CGROUP = (
     *("cgroup", "cgroup_anon", "cgroup_file", "cgroup_shmem", "cgroup_kernel", "cgroup_slab_unreclaimable"),
     *("cgroup_slab_reclaimable", "cgroup_sock", "cgroup_swap", "cgroup_limit"),
@@ -38,7 +38,7 @@ class MemoryMetrics:
     def of(self, rows: Iterable[Row], process_names: Mapping[str, str]) -> list[Metric]:
         """Of the last readings; ``process_names``: by scope_id."""
         memory: dict[tuple[str, ...], float] = {}
-        counts: dict[tuple[str, ...], float] = {}
+        counts: dict[str, dict[tuple[str, ...], float]] = {THREADS: {}, DESCRIPTORS: {}}
         groups: dict[tuple[str, ...], float] = {}
         devices: dict[tuple[str, ...], float] = {}
         host: dict[tuple[str, ...], float] = {}
@@ -46,9 +46,11 @@ class MemoryMetrics:
         for scope, scope_id, counter, value in rows:
             if scope == "process":
                 label = self._processes.of(process_names.get(scope_id) or UNNAMED)
-                if counter in PROCESS or counter in PROCESS_COUNTS:
-                    _add(memory if counter in PROCESS else counts, (self._name, label, counter), value)
-                    found.setdefault(label, set()).add(scope_id)
+                found.setdefault(label, set()).add(scope_id)
+                if counter in PROCESS:
+                    _add(memory, (self._name, label, counter), value)
+                elif counter in counts:
+                    _add(counts[counter], (self._name, label), value)
             elif scope == "cgroup" and counter in CGROUP:
                 _add(groups, (self._name, self._groups.of(scope_id), counter), value)
             elif scope == "device" and counter in DEVICE:
@@ -59,7 +61,8 @@ class MemoryMetrics:
         made = [
             gauge("process.memory", "By", "Memory of processes, by name.", memory.items(), "process", "counter"),
             gauge("processes", "1", "Processes of a name.", running.items(), "process"),
-            gauge("process.count", "1", "Threads and descriptors of processes.", counts.items(), "process", "counter"),
+            gauge("process.threads", "1", "Their threads.", counts[THREADS].items(), "process"),
+            gauge("process.descriptors", "1", "Their open descriptors.", counts[DESCRIPTORS].items(), "process"),
             gauge("cgroup.memory", "By", "Memory of control groups.", groups.items(), "cgroup", "counter"),
             gauge("device.memory", "By", "Memory of GPUs.", devices.items(), "device", "counter"),
             gauge("host.memory", "By", "Kernel memory of the host.", host.items(), "counter"),

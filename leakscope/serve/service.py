@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 
 from leakscope.serve.endpoint import CHECK_S, Endpoint
 from leakscope.serve.exposition import gathered, registry_of
 from leakscope.serve.source import Polled, Source
 
+ENDING = frozenset({signal.SIGINT, signal.SIGTERM})
+FIRST_S = 3.0
+"""How long the first answer waits for first readings."""
 STOP_S = 2.0
 """How long the end waits for readings under way."""
 
@@ -30,15 +33,17 @@ def serve(
     """
     polled = [Polled(source, on_change) for source in sources]
     endpoint = Endpoint(host, port, registry_of(lambda: gathered(polled)))
-    ended = threading.Event()
     try:
-        with _signals(ended):
+        with _signals() as ended:
             for one in polled:
                 one.start()
+            first_s = time.monotonic() + FIRST_S
+            for one in polled:
+                one.wait(first_s - time.monotonic())
             answering = threading.Thread(target=endpoint.serve_forever, args=(CHECK_S,), name="endpoint", daemon=True)
             answering.start()
             on_ready(endpoint.url)
-            by_signal = ended.wait(duration_s)
+            by_signal = ended(duration_s)
             endpoint.shutdown()
             answering.join(STOP_S)
     finally:
@@ -63,13 +68,19 @@ def once(sources: Sequence[Source], on_change: Callable[[str], None]) -> bytes:
 
 
 @contextlib.contextmanager
-def _signals(ended: threading.Event) -> Iterator[None]:
-    def stop(number: int, frame: FrameType | None) -> None:
-        ended.set()
+def _signals() -> Iterator[Callable[[float | None], bool]]:
+    """Waits for a signal that ends the server, for so many seconds at most; whether one came.
 
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    The signals are blocked and taken by the wait itself: a handler that told an Event could come while that Event's
+    own lock is held.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
-        yield
+        yield _came
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _came(seconds: float | None) -> bool:
+    came = signal.sigwait(ENDING) if seconds is None else signal.sigtimedwait(ENDING, seconds)
+    return came is not None

@@ -69,6 +69,11 @@ class Health:
     took_s: float = 0.0
     error: str = ""
 
+    @property
+    def tried(self) -> bool:
+        """Whether it was read, or failed to be."""
+        return bool(self.last_read_s or self.failures)
+
 
 class Polled:
     """Reads a source each interval in a thread of its own; :meth:`state` never waits for it."""
@@ -82,11 +87,16 @@ class Polled:
         self._health = Health()
         self._fresh_until = 0.0  # monotonic
         self._ended = threading.Event()
+        self._tried = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"read-{source.kind}", daemon=True)
 
     def start(self) -> None:
         """Begin to read."""
         self._thread.start()
+
+    def wait(self, seconds: float) -> None:
+        """Until it was read once, or failed to be; for so long at most."""
+        self._tried.wait(max(0.0, seconds))
 
     def stop(self, patience_s: float) -> None:
         """End it; a reading under way is waited for so long, and abandoned then."""
@@ -123,6 +133,7 @@ class Polled:
             )
             patience = max(LEAST_PATIENCE_S, PATIENCE * self.source.every_s, PATIENCE * took / MAX_COST_SHARE)
             self._fresh_until = time.monotonic() + patience
+        self._tried.set()
         if error and (before.up or not before.failures):
             self._on_change(error)
         elif before.failures and not before.up and not error:
