@@ -38,7 +38,10 @@ def value(of: Series, name: str, **labels: str) -> float | None:
 
 def values(metrics: Iterable[Metric]) -> dict[str, dict[tuple[str, ...], float]]:
     """Values by name, then by labels without the evidence."""
-    return {metric_name(metric): {key[1:]: number for key, number in metric.samples} for metric in metrics}
+    return {
+        metric_name(metric) + ("_total" if metric.counter else ""): {key[1:]: v for key, v in metric.samples}
+        for metric in metrics
+    }
 
 
 class Running:
