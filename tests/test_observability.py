@@ -221,26 +221,25 @@ def test_every_panel_has_something_to_show(database: Prometheus) -> None:
     assert empty == []
 
 
-def test_panels_show_what_is_so(database: Prometheus, scrapes: list[str]) -> None:
+def test_panels_show_what_is_so(database: Prometheus) -> None:
     queries: dict[str, str] = {}
     for title, query in panel_queries():
         queries.setdefault(title, query)
 
-    def shown(title: str) -> dict[tuple[str, ...], float]:
-        return {
-            tuple(v for k, v in sorted(row["metric"].items()) if k not in ("__name__", "evidence")): float(
-                row["value"][1]
-            )
-            for row in database.query(queries[title])
-        }
+    def shown(title: str) -> dict[tuple[str, ...], list[float]]:
+        found: dict[tuple[str, ...], list[float]] = {}
+        for row in database.query(queries[title]):
+            key = tuple(v for k, v in sorted(row["metric"].items()) if k not in ("__name__", "evidence"))
+            found.setdefault(key, []).append(float(row["value"][1]))
+        return {key: sorted(of) for key, of in found.items()}
 
-    assert 2.0 in shown("Verdict").values()
-    assert shown("Live bytes by layer")["kernel",] == 600 * 4096
+    assert shown("Verdict") == {(): [1.0, 2.0]}  # Redis: nothing can be said so soon; the capture leaks
+    assert shown("Live bytes by layer")["kernel",] == [600 * 4096]
     states = shown("States")  # 2 critical, 1 suspected, 0 normal, -1 unknown
-    assert states["hit_ratio",] in (0.0, 2.0)  # of two sources: Redis hits a third, the engine nine tenths
-    assert states["p99_jitter_robust",] in (-1.0, 0.0, 1.0, 2.0)
-    assert shown("KV blocks")["0",] == 2.0
-    assert shown("Losses")["on_kfree", "ring_drop"] == 7.0
+    assert states["hit_ratio",] == [0.0, 2.0]  # the engine hits nine tenths, Redis a third
+    assert 2.0 in states["p99_jitter",]  # the engine's
+    assert shown("KV blocks")["0",] == [2.0]
+    assert shown("Losses")["on_kfree", "ring_drop"] == [7.0]
 
 
 def test_rules_fire_on_what_is_wrong_and_on_nothing_else(database: Prometheus) -> None:

@@ -26,6 +26,7 @@ from leakscope.serve.caches import MemcachedSource, RedisSource
 from leakscope.serve.engines import EngineSource
 from leakscope.serve.kv_events import KvEvents
 from leakscope.serve.sources import infinite_hit_ratio
+from leakscope.serve.verdicts import LiveVerdict
 from leakscope.serve.windows import Counters, Latencies, Levels
 from leakscope.streams import Address, address_of
 from leakscope.streams.latency_histograms import histogram_of
@@ -357,3 +358,36 @@ def test_the_bound_of_a_trace_is_what_is_referenced_again(tmp_path: Path) -> Non
     # given ten references to four keys: six are repetitions
     trace.write_text("time,key\n" + "".join(f"{n},{key}\n" for n, key in enumerate("abcadabcda")))
     assert infinite_hit_ratio(trace) == pytest.approx(0.6)
+
+
+def test_a_verdict_on_a_live_service_comes_when_it_is_beyond_chance() -> None:
+    generator = np.random.default_rng(11)
+    told = {}
+    for name, rate in (("leaking", 4e6), ("steady", 0.0)):
+        live = LiveVerdict(name, 15 * 3600.0, byte_counters=("redis_used_memory", "rss"))
+        assert live.verdict.verdict == "inconclusive"
+        # given 30 hours, a reading each five minutes, keys without a time to live at 4 MB an hour
+        for at in range(0, 30 * 3600 + 1, 300):
+            grown = rate * at / 3600
+            used = 1.0e9 + grown + generator.normal(0, 1e5)
+            counters = {"redis_used_memory": used, "rss": used + 2e8, "redis_keys_nottl": 1000 + grown / 1000}
+            metrics = live.told(1e6 + at, counters | {"redis_keys": None})
+        told[name] = values(metrics)
+    assert told["leaking"]["leakscope_verdict"]["leak",] == 1
+    assert told["leaking"]["leakscope_findings"] == {("leak", "keys_without_ttl", "host"): 1.0}
+    growth = told["leaking"]["leakscope_growth_bytes_per_second"]
+    assert next(iter(growth.values())) == pytest.approx(4e6 / 3600, rel=0.05)
+    assert told["steady"]["leakscope_verdict"]["leak",] == 0
+
+
+def test_watches_are_renewed_halfway_and_never_more_than_two() -> None:
+    live = LiveVerdict("x", 1e9)
+    seen = []
+    for hour in range(0, 145, 12):
+        live.told(hour * 3600.0, {"rss": 1.0})
+        live.told(hour * 3600.0 + 1, {"rss": 2.0})  # too soon to be a reading
+        seen.append([round(began / 3600) for began, _ in live._watches])
+    assert seen == [
+        *([0], [0], [0], [0, 36], [0, 36], [0, 36]),
+        *([36, 72], [36, 72], [36, 72], [72, 108], [72, 108], [72, 108], [108, 144]),
+    ]

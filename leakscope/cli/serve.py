@@ -24,7 +24,7 @@ def serve(
     source: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SOURCE…]",
+            metavar="SOURCE…",
             help="Captures, also while they are recorded, and live sources (redis://…, memcached://…, tcp://HOST:PORT "
             "of KV events, http://…/metrics).",
             show_default=False,

@@ -16,14 +16,17 @@ from leakscope.detect.slo.states import (
     STALE_RATIO,
 )
 from leakscope.report.export.metrics import Metric
+from leakscope.report.text import printable
 from leakscope.serve.cache_book import CacheBook, Values, store_metrics
 from leakscope.serve.objectives import Objectives
+from leakscope.serve.verdicts import LiveVerdict
 from leakscope.streams.address import Address
 from leakscope.streams.collection import Collecting
 from leakscope.streams.memcached import MemcachedAudit
 from leakscope.streams.redis_counters import BOUNDS_S, RedisCounters
-from leakscope.streams.redis_info import counters_of
+from leakscope.streams.redis_info import BYTES, counters_of
 
+BYTE_COUNTERS = ("rss", *(f"redis_{name}" for name in BYTES))
 HERE = ("127.0.0.1", "::1", "localhost")
 
 
@@ -32,9 +35,17 @@ class RedisSource:
 
     kind = "redis"
 
-    def __init__(self, address: Address, every_s: float, bound: float | None = None) -> None:
-        self.name, self.every_s = address.shown, every_s
+    def __init__(
+        self,
+        address: Address,
+        every_s: float,
+        bound: float | None = None,
+        look_s: float = 300.0,
+        limit_bytes: float | None = None,
+    ) -> None:
+        self.name, self.every_s = printable(address.shown), every_s
         self._server = RedisCounters(address, Collecting())
+        self._live = LiveVerdict(self.name, look_s, limit_bytes, byte_counters=BYTE_COUNTERS)
         self._book = CacheBook(self.name, every_s, bound)
         self._objectives = Objectives(
             self.name, P99_JITTER, P99_JITTER_ROBUST, HIDDEN_GROWTH_RATIO, HIDDEN_GROWTH, HIT_RATIO,
@@ -73,7 +84,8 @@ class RedisSource:
             more += hidden
         with contextlib.suppress(KeyError, ValueError):
             objectives[STALE_RATIO.name] = float(info["expired_stale_perc"]) / 100
-        return [*store_metrics(self.name, values), *more, *self._objectives.metrics(objectives)]
+        verdict = self._live.told(now_s, told | {"rss": values["rss"]})
+        return [*store_metrics(self.name, values), *more, *self._objectives.metrics(objectives), *verdict]
 
     def close(self) -> None:
         """See :class:`Source`."""
@@ -87,7 +99,7 @@ class MemcachedSource:
 
     def __init__(self, address: Address, every_s: float, bound: float | None = None) -> None:
         self._address, self._server = address, MemcachedAudit(address, Collecting())
-        self.name, self.every_s = address.shown, every_s
+        self.name, self.every_s = printable(address.shown), every_s
         self._book = CacheBook(self.name, every_s, bound)
         self._objectives = Objectives(
             self.name, HIDDEN_GROWTH_RATIO, HIDDEN_GROWTH, HIT_RATIO, HIT_RATIO_RELATIVE, LATENCY_P95, STALE_RATIO

@@ -11,6 +11,7 @@ from leakscope.capture.layout import MANIFEST
 from leakscope.errors import BadInputError
 from leakscope.model.manifest import Source
 from leakscope.report.export.metrics import Metric
+from leakscope.report.text import printable
 from leakscope.serve.memory import MemoryMetrics, Row, report_metrics
 from leakscope.serve.source import gauge
 from leakscope.soak.final import final_report
@@ -33,7 +34,7 @@ class CaptureSource:
         """:param look_s: the least time between two reports; they take no more than a tenth of the time. Raises
         BadInputError for what is no capture."""
         Capture.open(path)
-        self.name, self.every_s = str(path), look_s
+        self.name, self.every_s = printable(str(path)), look_s
         self._path, self._memory, self._limit_bytes = path, memory, limit_bytes
         self._metrics = MemoryMetrics(self.name)
         self._state: object = None

@@ -65,6 +65,7 @@ class Endpoint(http.server.ThreadingHTTPServer):
         """Raises BadInputError where it cannot listen there."""
         self._registry = registry
         self._lock = threading.Lock()
+        self._making = threading.Lock()
         self._open: dict[socket.socket, float] = {}
         self._made: dict[str, tuple[float, bytes, str]] = {}
         try:
@@ -96,7 +97,7 @@ class Endpoint(http.server.ThreadingHTTPServer):
         from prometheus_client.exposition import choose_encoder
 
         encode, kind = choose_encoder(accept)
-        with self._lock:
+        with self._making:
             now = time.monotonic()
             at, content, _ = self._made.get(kind, (-1.0, b"", ""))
             if not content or now - at > REUSED_S:

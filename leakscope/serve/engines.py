@@ -5,6 +5,7 @@ from __future__ import annotations
 from leakscope.detect.slo.states import HIT_RATIO, HIT_RATIO_RELATIVE, LATENCY_P95, P99_JITTER, P99_JITTER_ROBUST
 from leakscope.errors import BadInputError
 from leakscope.report.export.metrics import Metric
+from leakscope.report.text import printable
 from leakscope.serve.cache_book import CacheBook, Values, store_metrics
 from leakscope.serve.kv_events import KvEvents
 from leakscope.serve.objectives import Objectives
@@ -33,7 +34,7 @@ class EngineSource:
     ) -> None:
         """:param request_latency: names of histograms of the latencies of requests, before those that are known;
         ``cache_latency``: of those of a cache; ``events``: the KV events of the same engine."""
-        self.name, self.every_s = address.shown, every_s
+        self.name, self.every_s = printable(address.shown), every_s
         self._server = EngineMetrics(address, every_s)
         self._request_latency, self._cache_latency = (*request_latency, *SERVICE_LATENCY), cache_latency
         self._events = events

@@ -36,13 +36,16 @@ def gathered(sources: Sequence[Polled]) -> list[Metric]:
 
 
 def merged(metrics: Iterable[Metric]) -> list[Metric]:
-    """Metrics of one name as one, in the order of their first."""
-    found: dict[str, Metric] = {}
+    """Metrics of one name as one, in the order of their first; each series once, else Prometheus refuses all."""
+    first: dict[str, Metric] = {}
+    samples: dict[str, dict[tuple[str, ...], float]] = {}
     for metric in metrics:
         name = metric_name(metric)
-        before = found.get(name)
-        found[name] = metric if before is None else replace(before, samples=(*before.samples, *metric.samples))
-    return [metric for metric in found.values() if metric.samples]
+        first.setdefault(name, metric)
+        of = samples.setdefault(name, {})
+        for key, value in metric.samples:
+            of.setdefault(key, value)
+    return [replace(metric, samples=tuple(samples[name].items())) for name, metric in first.items() if samples[name]]
 
 
 def _health(sources: Sequence[tuple[str, str, Health]]) -> list[Metric]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from leakscope.detect.kv_cache import GPU, pool_of
 from leakscope.errors import BadInputError, LeakscopeError
 from leakscope.report.export.metrics import Metric
+from leakscope.report.text import printable
 from leakscope.serve.source import count, gauge
 from leakscope.streams.address import Address
 from leakscope.streams.clock import Deadline
@@ -42,7 +43,7 @@ class KvEvents:
 
     def __init__(self, address: Address, every_s: float) -> None:
         """Raises BadInputError for an address or an option that is wrong."""
-        self.name, self.every_s = address.shown, every_s
+        self.name, self.every_s = printable(address.shown), every_s
         self._address = address
         self._current = _Subscription(address)
         self._deadline: Deadline | None = None

@@ -5,29 +5,26 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leakscope.errors import BadInputError
-from leakscope.model.results import Verdict
-from leakscope.record.processes import Process, Processes, process_exists
+from leakscope.record.processes import Processes, process_exists
 from leakscope.record.samplers import MemoryHierarchy, SamplerSet
 from leakscope.record.samplers.cgroup import CgroupSampler
 from leakscope.record.samplers.gpu import GpuSampler
 from leakscope.record.samplers.process import ProcessSampler
 from leakscope.record.scope import cgroup_members
 from leakscope.report.export.metrics import Metric
-from leakscope.serve.memory import MemoryMetrics, verdict_metrics
+from leakscope.report.text import printable
+from leakscope.serve.memory import MemoryMetrics
 from leakscope.serve.source import count
-from leakscope.soak.watch import Plan, Watch, lives_of
+from leakscope.serve.verdicts import LiveVerdict
+from leakscope.soak.watch import Watch, lives_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-HORIZON_S = 72 * 3600.0
-WATCHED_EVERY_S = 30.0
-NOT_YET = Verdict("inconclusive", "window_too_short", missing=("ten minutes of readings",))
 
 
 class ProcessSource:
@@ -42,16 +39,14 @@ class ProcessSource:
         missing = next((pid for pid in pids if not process_exists(pid)), None)
         if missing is not None:
             raise BadInputError(f"PID {missing}: no such process")
-        self.name = f"cgroup:{cgroup}" if cgroup is not None else "pid:" + ",".join(map(str, pids))
+        self.name = f"cgroup:{printable(str(cgroup))}" if cgroup is not None else "pid:" + ",".join(map(str, pids))
         self.every_s = every_s
         self._roots, self._cgroup = list(pids), cgroup
         self._processes = Processes(everyone=False)
         samplers = (ProcessSampler(self._alive), CgroupSampler(self._alive, self._groups), gpu := GpuSampler())
         self._samplers, self._gpu = SamplerSet(self._alive, self._groups, samplers=samplers), gpu
         self._metrics = MemoryMetrics(self.name)
-        self._look_s, self._limit_bytes = look_s, limit_bytes
-        self._watches: list[tuple[int, Watch]] = []  # (zero in ns, watch), oldest first
-        self._watched_ns = 0
+        self._live = LiveVerdict(self.name, look_s, limit_bytes, str(cgroup or ""))
 
     def read(self, now_s: float) -> list[Metric]:
         """See :class:`Source`."""
@@ -60,19 +55,24 @@ class ProcessSource:
         if not self._alive():
             raise BadInputError(f"{self.name}: none of its processes runs")
         rows = self._samplers.read(now_ns)
+        self._live.take(now_ns / 1e9, partial(self._feed, rows))
         columns = rows.select(["scope", "scope_id", "counter", "value"]).to_pydict()
         names = {str(pid): life.name for pid in self._alive() if (life := self._processes.life(pid)) is not None}
         failed = sum(lost for _, _, lost, _ in self._samplers.losses())
         return [
             *self._metrics.of(zip(*columns.values(), strict=True), names),
             count("sampler.errors", "Readings that failed.", [((self.name,), float(failed))]),
-            *verdict_metrics(self.name, self._verdict(rows, now_ns)),
+            *self._live.metrics(),
         ]
 
     def close(self) -> None:
         """See :class:`Source`."""
         self._samplers.close()
         self._gpu.close()
+
+    def _feed(self, rows: pa.Table, watch: Watch, began_s: float) -> None:
+        zero_ns = round(began_s * 1e9)
+        watch.add(rows, zero_ns, lives_of(self._processes.lives(), zero_ns))
 
     def _alive(self) -> list[int]:
         return self._processes.alive()
@@ -95,31 +95,6 @@ class ProcessSource:
             if pid not in known and pid != os.getpid():
                 self._processes.seed(pid, role)
         self._processes.forget({life.pid for life in self._processes.lives() if life.exit_ns and life.role == "child"})
-
-    def _verdict(self, rows: pa.Table, now_ns: int) -> Verdict:
-        """Of the last look; a leak counts only beyond chance over all looks (:mod:`leakscope.detect.looks`)."""
-        self._renew(now_ns)
-        if now_ns - self._watched_ns >= 0.9e9 * WATCHED_EVERY_S:
-            self._watched_ns = now_ns
-            for zero_ns, watch in self._watches:
-                lives: list[Process] = self._processes.lives()
-                watch.add(rows, zero_ns, lives_of(lives, zero_ns))
-                watch.advance((now_ns - zero_ns) / 1e9)
-        looks = self._watches[0][1].looks
-        if not looks:
-            return NOT_YET
-        last = looks[-1]
-        verdict = replace(last.verdict, forecast=last.forecast)
-        return replace(verdict, verdict="inconclusive") if verdict.verdict == "leak" and not last.alarm else verdict
-
-    def _renew(self, now_ns: int) -> None:
-        """A watch lasts for its horizon; the next begins halfway, so that it knows the service when it takes over."""
-        if not self._watches or now_ns - self._watches[-1][0] >= HORIZON_S / 2 * 1e9:
-            cgroup = str(self._cgroup or "")
-            plan = Plan(self.name, "", HORIZON_S, self._look_s, self._limit_bytes, cgroup=cgroup)
-            self._watches.append((now_ns, Watch(plan)))
-        if now_ns - self._watches[0][0] >= HORIZON_S * 1e9:
-            del self._watches[0]
 
 
 def descendants(roots: Sequence[int] | dict[int, str]) -> list[int]:

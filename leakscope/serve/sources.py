@@ -65,7 +65,7 @@ def _live(addresses: Sequence[Address], how: Settings) -> list[Source]:
         if address.kind == "redis":
             from leakscope.serve.caches import RedisSource
 
-            sources.append(RedisSource(address, how.every_s, bound))
+            sources.append(RedisSource(address, how.every_s, bound, how.look_s, how.limit_bytes))
         elif address.kind == "memcached":
             from leakscope.serve.caches import MemcachedSource
 
