@@ -275,6 +275,48 @@ def histogram(name: str, *counts: int) -> str:
     return f"# TYPE {name} histogram\n" + "".join(f'{name}_bucket{{le="{le}"}} {n}\n' for le, n in bounds)
 
 
+def test_a_service_with_cachekit_tells_all_of_its_objectives() -> None:
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    from leakscope.cachekit import Cache, MemoryTier, TierChain
+    from leakscope.cachekit.prometheus import CacheCollector
+
+    took = iter(range(0, 10**9, 4_000_000))  # each lookup takes 4 ms
+    cache: Cache[str, bytes] = Cache(1000, ttl=60.0, name="answers")
+    chain = TierChain(
+        MemoryTier(Cache(1 << 20, ttl=10_000.0, name="memory")),
+        ttl=100.0, timer_ns=lambda: next(took),
+    )  # fmt: skip
+    registry = CollectorRegistry()
+    registry.register(CacheCollector([cache], {"documents": chain}))
+    before = generate_latest(registry).decode()
+    # given 60 hits and 39 misses in the one, 80 hits, 20 misses and one stale record in the other
+    cache["k"] = b"v"
+    for number in range(99):
+        cache.get("k" if number < 60 else "none")
+    chain.put("k", b"v")
+    for number in range(100):
+        chain.get("k" if number < 80 else "none")
+    chain.get("k", version=1)  # what there is is of an earlier version
+    after = generate_latest(registry).decode()
+    told = series(after)
+    assert value(told, "cachekit_lookups_total", cache="answers") == 99
+    assert value(told, "cachekit_lookups_total", cache="documents") == 101
+    assert value(told, "cachekit_hits_total", cache="documents") == 80
+    assert value(told, "cachekit_stale_total", cache="documents") == 1
+    assert value(told, "cachekit_latency_seconds_count", cache="documents", tier="memory") == 101
+    assert value(told, "cachekit_latency_seconds_sum", cache="documents") == pytest.approx(0.404)
+    with telling(before, after) as url:
+        source = EngineSource(address(url), 10.0)
+        source.read(0.0)
+        found = values(source.read(10.0))
+    assert found["leakscope_slo_value"]["hit_ratio",] == pytest.approx(140 / 200)
+    assert found["leakscope_slo_value"]["stale_ratio",] == pytest.approx(1 / 200)
+    assert found["leakscope_slo_state"]["stale_ratio", "suspected"] == 1
+    assert 0.002 < found["leakscope_slo_value"]["latency_p95",] < 0.008  # within its bucket, of twice the width
+    assert found["leakscope_slo_state"]["p99_jitter", "unknown"] == 1
+
+
 def test_a_service_of_another_kind_names_its_histograms() -> None:
     none = "# TYPE up gauge\nup 1\n"
     before = histogram("app_get_seconds", 0, 0, 0) + histogram("app_request_seconds", 0, 0, 0)

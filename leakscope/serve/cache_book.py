@@ -44,6 +44,10 @@ class CacheBook:
         bound = self._bound if repeated is None else bound_of_events(found, asked, repeated)
         return {HIT_RATIO.name: ratio, HIT_RATIO_RELATIVE.name: relative_hit_ratio(ratio, bound)}
 
+    def share(self, part: str, whole: str) -> float | None:
+        """Of two counters over the window; None with few lookups."""
+        return hit_ratio(self.counters.increase(part), self.counters.increase(whole))
+
     def latencies(self, now_s: float, bounds: npt.NDArray[np.float64], counts: npt.NDArray[np.float64]) -> Values:
         """Of one histogram."""
         if self._latencies is None or not np.array_equal(self._latencies.bounds, bounds):

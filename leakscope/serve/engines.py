@@ -1,8 +1,17 @@
-"""Inference engines as sources: their metrics, beside the KV events of the same engine where those are served too."""
+"""Metrics endpoints as sources: inference engines, beside their KV events, and services with caches of cachekit."""
 
 from __future__ import annotations
 
-from leakscope.detect.slo.states import HIT_RATIO, HIT_RATIO_RELATIVE, LATENCY_P95, P99_JITTER, P99_JITTER_ROBUST
+import math
+
+from leakscope.detect.slo.states import (
+    HIT_RATIO,
+    HIT_RATIO_RELATIVE,
+    LATENCY_P95,
+    P99_JITTER,
+    P99_JITTER_ROBUST,
+    STALE_RATIO,
+)
 from leakscope.errors import BadInputError
 from leakscope.report.export.metrics import Metric
 from leakscope.report.text import printable
@@ -16,10 +25,14 @@ from leakscope.streams.latency_histograms import SERVICE_LATENCY, histogram_of
 
 GREATEST = ("kv_cache_usage_ratio", "num_kv_block_tokens", "num_kv_page_tokens")
 """Of several ranks the greatest counts; the other counters add up."""
+LOOKUPS, HITS, STALE = "prefix_cache_queries_total", "prefix_cache_hits_total", "stale_total"
+CACHEKIT = {"cachekit_lookups_total": LOOKUPS, "cachekit_hits_total": HITS, "cachekit_stale_total": STALE}
+"""What a service with leakscope.cachekit.prometheus tells, over all of its caches."""
+CACHEKIT_LATENCY = "cachekit_latency_seconds"
 
 
 class EngineSource:
-    """The metrics of one inference engine, or of any service with a histogram of its latencies."""
+    """The metrics of one inference engine, or of any service with a histogram of its latencies or with cachekit."""
 
     kind = "engine"
 
@@ -36,17 +49,13 @@ class EngineSource:
         ``cache_latency``: of those of a cache; ``events``: the KV events of the same engine."""
         self.name, self.every_s = printable(address.shown), every_s
         self._server = EngineMetrics(address, every_s)
-        self._request_latency, self._cache_latency = (*request_latency, *SERVICE_LATENCY), cache_latency
+        self._request_latency = (*request_latency, *SERVICE_LATENCY)
+        self._cache_latency = (*cache_latency, CACHEKIT_LATENCY)
         self._events = events
         self._book = CacheBook(self.name, every_s, bound)
         self._cache = CacheBook(self.name, every_s)  # for its latencies alone
         self._objectives = Objectives(
-            self.name,
-            P99_JITTER,
-            P99_JITTER_ROBUST,
-            HIT_RATIO,
-            HIT_RATIO_RELATIVE,
-            *([LATENCY_P95] if cache_latency else []),
+            self.name, P99_JITTER, P99_JITTER_ROBUST, HIT_RATIO, HIT_RATIO_RELATIVE, LATENCY_P95, STALE_RATIO
         )
 
     def read(self, now_s: float) -> list[Metric]:
@@ -54,30 +63,28 @@ class EngineSource:
         text = self._server.text()
         told = self._counters(text)
         requests = histogram_of(text, self._request_latency, self.name)
-        cache = histogram_of(text, self._cache_latency, self.name) if self._cache_latency else None
+        cache = histogram_of(text, self._cache_latency, self.name)
         if not told and requests is None and cache is None:
             raise BadInputError(
-                f"{self.name}: answers, but with no counter of vLLM, SGLang or LMCache and no histogram of latencies; "
-                "is this the address of /metrics? --latency-histogram names that of another service"
+                f"{self.name}: answers, but with no counter of vLLM, SGLang, LMCache or cachekit and no histogram of "
+                "latencies; is this the address of /metrics? --latency-histogram names that of another service"
             )
         objectives = self._hits(now_s, told)
         more: list[Metric] = []
-        if requests is not None:
-            found = self._book.latencies(now_s, *requests)
-            del found[LATENCY_P95.name]  # whole requests are no cache
-            objectives |= found
-            more.append(self._book.p99())
         if cache is not None:
-            objectives[LATENCY_P95.name] = self._cache.latencies(now_s, *cache)[LATENCY_P95.name]
-        shared = store_metrics(
-            self.name,
-            {"lookups": told.get("prefix_cache_queries_total"), "hits": told.get("prefix_cache_hits_total")},
-        )
+            objectives |= self._cache.latencies(now_s, *cache)
+        if requests is not None:  # these count for jitter, and are no latencies of a cache
+            found = self._book.latencies(now_s, *requests)
+            del found[LATENCY_P95.name]
+            objectives |= found
+        if cache is not None or requests is not None:
+            more.append((self._cache if requests is None else self._book).p99())
+        shared = store_metrics(self.name, {"lookups": told.get(LOOKUPS), "hits": told.get(HITS)})
         return [
             *(one for one in shared if one.samples),
             *self._engine(told),
             *more,
-            *self._objectives.metrics(objectives),
+            *self._objectives.metrics(objectives, given=True),
         ]
 
     def close(self) -> None:
@@ -87,16 +94,17 @@ class EngineSource:
         told: dict[str, float] = {}
         for (name, _), value in readings_of(text, self.name).items():
             told[name] = max(value, told.get(name, value)) if name in GREATEST else value + told.get(name, 0.0)
-        return told
+        return told if LOOKUPS in told else told | cachekit_counters(text)
 
     def _hits(self, now_s: float, told: dict[str, float]) -> Values:
-        if "prefix_cache_queries_total" not in told:
+        if LOOKUPS not in told:
             return {}
-        counters = {name: told.get(f"prefix_cache_{name}_total", 0.0) for name in ("queries", "hits")}
+        counters = {name: told.get(name, 0.0) for name in (LOOKUPS, HITS, STALE)}
         repeated = self._events.repeated_tokens() if self._events else None
         self._book.counters.add(now_s, counters | ({} if repeated is None else {"repeated": repeated}))
         known = None if repeated is None else self._book.counters.increase("repeated")
-        return self._book.hits("hits", "queries", known)
+        found = self._book.hits(HITS, LOOKUPS, known)
+        return found | ({STALE_RATIO.name: self._book.share(STALE, LOOKUPS)} if STALE in told else {})
 
     def _engine(self, told: dict[str, float]) -> list[Metric]:
         running, waiting = told.get("num_requests_running"), told.get("num_requests_waiting")
@@ -121,3 +129,18 @@ class EngineSource:
             ),
         ]  # fmt: skip
         return [metric for metric in metrics if metric.samples]
+
+
+def cachekit_counters(text: str) -> dict[str, float]:
+    """The counters of :data:`CACHEKIT` in a text that was parsed before."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    told: dict[str, float] = {}
+    if "cachekit_lookups" not in text:
+        return told
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name in CACHEKIT and math.isfinite(sample.value):
+                name = CACHEKIT[sample.name]
+                told[name] = told.get(name, 0.0) + sample.value
+    return told

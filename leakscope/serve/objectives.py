@@ -18,14 +18,16 @@ class Objectives:
         self._name, self._objectives = name, objectives
         self._last: dict[str, str] = {}
 
-    def metrics(self, values: Mapping[str, float | None]) -> list[Metric]:
-        """For these values, by name of the objective; those that are missing are unknown."""
+    def metrics(self, values: Mapping[str, float | None], *, given: bool = False) -> list[Metric]:
+        """For these values, by name of the objective; those that are missing are unknown, or (``given``) do not apply
+        to the source."""
+        applying = [one for one in self._objectives if not given or one.name in values]
         states = {}
-        for one in self._objectives:
+        for one in applying:
             states[one.name] = state = one.state(values.get(one.name), self._last.get(one.name, STATES[0]))
             if state != UNKNOWN:
                 self._last[one.name] = state
-        known = [one for one in self._objectives if states[one.name] != UNKNOWN]
+        known = [one for one in applying if states[one.name] != UNKNOWN]
         return [
             gauge(
                 "slo.value", "1", "Value of an objective; absent while it is unknown.",
