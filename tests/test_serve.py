@@ -342,3 +342,28 @@ def test_a_connection_has_an_end_whatever_it_sends(monkeypatch: pytest.MonkeyPat
     one.shutdown()
     one.server_close()
     thread.join(10)
+
+
+AS_NOBODY = """
+import os, subprocess, sys
+from leakscope.cli.main import main
+theirs = subprocess.Popen(["sleep", "600"], user=65534, group=65534, extra_groups=[])
+try:
+    main(["serve", "--once", "-p", str(theirs.pid), "-o", os.devnull])  # what it imports is root's to read
+    os.setgroups([]), os.setresgid(65534, 65534, 65534), os.setresuid(65534, 65534, 65534)
+    code = main(["serve", "--once", "-p", str(theirs.pid)])
+finally:
+    theirs.kill()
+sys.exit(code)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can become another user; tests run as one then")
+def test_processes_of_the_same_user_need_no_privileges() -> None:
+    done = subprocess.run([sys.executable, "-c", AS_NOBODY], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = series(done.stdout)
+    assert value(found, "leakscope_source_up", kind="processes") == 1
+    assert (value(found, "leakscope_process_memory_bytes", process="sleep", counter="rss") or 0) > 100_000
+    assert (value(found, "leakscope_process_memory_bytes", process="sleep", counter="pss") or 0) > 10_000
+    assert value(found, "leakscope_sampler_errors_total") == 0

@@ -88,6 +88,19 @@ def test_a_redis_server_of_known_traffic(redis_server: Server) -> None:
     source.close()
 
 
+def test_a_server_that_refuses_its_latencies_tells_the_rest(redis_server: Server) -> None:
+    client = redis_server.client()
+    client.execute_command("ACL", "SETUSER", "watcher", "on", ">secret", "+ping", "+info")
+    source = RedisSource(address(redis_server.url.replace("unix://", "unix://watcher:secret@")), 10.0)
+    for step in range(6):
+        found = values(source.read(10.0 * step))
+    assert found["leakscope_slo_state"]["latency_p95", "unknown"] == 1
+    assert found["leakscope_slo_state"]["stale_ratio", "normal"] == 1
+    refused = client.info("errorstats")["errorstat_NOPERM"]["count"]
+    assert int(refused) == 3  # it is not asked for ever
+    source.close()
+
+
 def test_latencies_of_redis_are_counted_by_powers_of_two_without_our_own_commands() -> None:
     answer = [
         b"get", [b"calls", 100, b"histogram_usec", [8, 60, 16, 90, 33, 100]],

@@ -1,4 +1,4 @@
-"""What `leakscope serve` remembers of live sources: counters, histograms and levels over minutes, verdicts over days."""
+"""What `leakscope serve` remembers of live sources: counters, histograms, levels over minutes, verdicts over days."""
 
 from __future__ import annotations
 
