@@ -10,7 +10,7 @@ from leakscope import __version__
 from leakscope.report.export.metrics import Metric
 from leakscope.report.export.prometheus import families, metric_name
 from leakscope.serve.objectives import thresholds
-from leakscope.serve.source import EVIDENCE, Health, Polled
+from leakscope.serve.source import EVIDENCE, Health, Polled, count, gauge
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
@@ -49,28 +49,18 @@ def merged(metrics: Iterable[Metric]) -> list[Metric]:
 
 
 def _health(sources: Sequence[tuple[str, str, Health]]) -> list[Metric]:
-    def of(name: str, unit: str, help: str, value: Callable[[Health], float], *, counter: bool = False) -> Metric:
-        return Metric(name, unit, help, (EVIDENCE,), tuple(((e,), value(how)) for e, _, how in sources), counter)
-
-    up = tuple(((evidence, kind), float(how.up)) for evidence, kind, how in sources if how.tried)
+    tried = [(name, kind, how) for name, kind, how in sources if how.tried]
+    help = "1 where the last reading of a source succeeded; absent before the first."
     return [
         Metric("build.info", "1", "The leakscope that serves.", ("version",), (((__version__,), 1.0),)),
-        Metric(
-            "source.up",
-            "1",
-            "1 where the last reading of a source succeeded; absent before the first.",
-            (EVIDENCE, "kind"),
-            up,
+        Metric("source.up", "1", help, (EVIDENCE, "kind"), tuple(((n, k), float(how.up)) for n, k, how in tried)),
+        count("source.failures", "Readings that failed.", [((n,), float(how.failures)) for n, _, how in sources]),
+        gauge(
+            "source.last.read.timestamp", "s", "When a source was last read, Unix time; absent where it never was.",
+            [((n,), how.last_read_s or None) for n, _, how in sources],
         ),
-        of("source.failures", "1", "Readings that failed.", lambda how: float(how.failures), counter=True),
-        of(
-            "source.last.read.timestamp",
-            "s",
-            "When it was last read, Unix time; 0: never.",
-            lambda how: how.last_read_s,
-        ),
-        of("source.read", "s", "How long the last reading took.", lambda how: how.took_s),
-    ]
+        gauge("source.read", "s", "How long the last reading took.", [((n,), how.took_s) for n, _, how in tried]),
+    ]  # fmt: skip
 
 
 def _folding(left_out: int) -> list[Metric]:
