@@ -115,6 +115,31 @@ def test_a_signal_ends_it_cleanly(holder: subprocess.Popen[bytes]) -> None:
         stuck.close()
 
 
+STUCK = """
+import signal, threading, time
+from leakscope.errors import ExitCode
+from leakscope.serve import service
+service.FIRST_S = service.STOP_S = 0.2
+
+class Stuck:
+    name, kind, every_s = "stuck", "stub", 1.0
+    def read(self, now_s): time.sleep(600)
+    def close(self): ...
+
+told = threading.Event()
+def foreign():  # a thread of a library: it takes the signal that is meant for the process
+    told.wait()
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+threading.Thread(target=foreign, daemon=True).start()
+service.serve([Stuck()], "127.0.0.1", 0, lambda url: told.set(), print)
+"""
+
+
+def test_it_ends_whichever_thread_gets_the_signal_and_whoever_is_stuck() -> None:
+    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_a_target_that_ends_is_told_and_forgotten(tmp_path: Path) -> None:
     process = subprocess.Popen(["sleep", "600"])
     told: list[str] = []
@@ -166,7 +191,8 @@ def test_a_source_that_hangs_is_no_longer_shown_and_stops_no_other(monkeypatch: 
     assert found["source.up"] == {("hung", "stub"): 0.0, ("well", "stub"): 1.0}
     hung.source.release.set()
     for one in (hung, well):
-        one.stop(5)
+        one.stop()
+        assert one.join(30)
 
 
 def test_one_scrape_holds_so_many_series_and_counts_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

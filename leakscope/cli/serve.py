@@ -73,6 +73,8 @@ def serve(
     """
     from leakscope.quantities import seconds, size_bytes
     from leakscope.serve.endpoint import is_loopback, listen_address
+    from leakscope.serve.service import interruptible
+    from leakscope.serve.service import serve as run
     from leakscope.serve.sources import Settings, open_sources
 
     if output is not None and not once:
@@ -89,17 +91,17 @@ def serve(
     )
     duration_s = seconds(duration, "--duration") if duration else None
     addresses, captures = split_evidence(source or [])
-    sources = open_sources(addresses, captures, list(dict.fromkeys(pid or [])), cgroup, how)
-    if once:
-        return _once(sources, output)
-    from leakscope.serve.service import serve as run
+    with interruptible():  # while it is getting ready, which may take a while with a large capture
+        sources = open_sources(addresses, captures, list(dict.fromkeys(pid or [])), cgroup, how)
+        if once:
+            return _once(sources, output)
 
-    def ready(url: str) -> None:
-        if not is_loopback(host):
-            warn([f"--listen {listen}: anybody who can reach it can read the metrics; there is no authentication"])
-        print(printable(f"serving {url}"), file=sys.stderr, flush=True)
+        def ready(url: str) -> None:
+            if not is_loopback(host):
+                warn([f"--listen {listen}: anybody who can reach it can read the metrics; there is no authentication"])
+            print(printable(f"serving {url}"), file=sys.stderr, flush=True)
 
-    by_signal = run(sources, host, port, ready, lambda line: warn([line]), duration_s)
+        by_signal = run(sources, host, port, ready, lambda line: warn([line]), duration_s)
     return ExitCode.INTERRUPTED if by_signal else ExitCode.DONE
 
 

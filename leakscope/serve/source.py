@@ -87,22 +87,21 @@ class Polled:
         self._health = Health()
         self._fresh_until = 0.0  # monotonic
         self._ended = threading.Event()
-        self._tried = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"read-{source.kind}", daemon=True)
 
     def start(self) -> None:
         """Begin to read."""
         self._thread.start()
 
-    def wait(self, seconds: float) -> None:
-        """Until it was read once, or failed to be; for so long at most."""
-        self._tried.wait(max(0.0, seconds))
-
-    def stop(self, patience_s: float) -> None:
-        """End it; a reading under way is waited for so long, and abandoned then."""
+    def stop(self) -> None:
+        """Begin no other reading."""
         self._ended.set()
+
+    def join(self, patience_s: float) -> bool:
+        """Wait for a reading under way, for so long; whether it is over."""
         if self._thread.is_alive():
-            self._thread.join(patience_s)
+            self._thread.join(max(0.0, patience_s))
+        return not self._thread.is_alive()
 
     def state(self) -> tuple[list[Metric], Health]:
         """The metrics of the last reading, none where it failed or is too old; and how reading goes."""
@@ -133,7 +132,8 @@ class Polled:
             )
             patience = max(LEAST_PATIENCE_S, PATIENCE * self.source.every_s, PATIENCE * took / MAX_COST_SHARE)
             self._fresh_until = time.monotonic() + patience
-        self._tried.set()
+        if self._ended.is_set():
+            return
         if error and (before.up or not before.failures):
             self._on_change(error)
         elif before.failures and not before.up and not error:
