@@ -108,28 +108,26 @@ def held_classes(graph: Graph, most: int = MAX_HOLDERS) -> tuple[HeldClass, ...]
         & (graph.nodes["cls"][head] != NO_CLASS)
     )
     tail, head = tail[holds], head[holds]
-    pairs = np.unique(np.stack([tail, head]), axis=1)  # who holds twice holds once
-    tail, head = pairs if pairs.size else (tail, head)
+    pairs = np.sort(tail * np.int64(len(graph)) + head)
+    tail, head = np.divmod(pairs[np.diff(pairs, prepend=-1) > 0], len(graph))  # who holds twice holds once
     size, objects = graph.nodes["bytes"][head], graph.nodes["objects"][head]
-    cls = graph.nodes["cls"][head].astype(np.int64)
-    weight = size if size.any() else objects
-    of_holder = np.bincount(tail, weights=weight, minlength=len(graph))
-    holders = np.unique(tail)
+    of_holder = np.bincount(tail, weights=size if size.any() else objects, minlength=len(graph))
+    holders = np.flatnonzero(np.bincount(tail, minlength=len(graph)))
     holders = holders[np.lexsort((holders, -of_holder[holders]))]
-    place = np.full(len(graph), min(most, len(holders)), np.int64)
-    place[holders[:most]] = np.arange(len(holders[:most]))
+    shown = min(most, len(holders))
+    place = np.full(len(graph), shown, np.int64)
+    place[holders[:shown]] = np.arange(shown)
+    group = place[tail] * len(CLASSES) + graph.nodes["cls"][head]
+    counts = np.bincount(group)
     found = []
-    for number in range(min(len(holders), most + 1)):
-        chosen = place[tail] == number
-        others = len(holders) - most if number == most else 0
-        kind, name = ("", "") if others else (graph.kind(holders[number]), graph.name(holders[number]))
-        for code in np.unique(cls[chosen]).tolist():
-            of_class = chosen & (cls == code)
-            found.append(
-                HeldClass(
-                    kind, name, CLASSES[code], int(objects[of_class].sum()), int(size[of_class].sum()), max(0, others)
-                )
-            )
+    for number in np.flatnonzero(counts).tolist():
+        row, code = divmod(number, len(CLASSES))
+        others = len(holders) - shown if row == shown else 0
+        kind, name = ("", "") if others else (graph.kind(holders[row]), graph.name(holders[row]))
+        of_group = group == number
+        found.append(
+            HeldClass(kind, name, CLASSES[code], int(objects[of_group].sum()), int(size[of_group].sum()), others)
+        )
     return tuple(found)
 
 

@@ -60,7 +60,8 @@ def budget_figure(gate: Gate) -> list[Part]:
         f"{check.name} uses {value:,.1f} % of its {one.name}" for (check, one), value in zip(rows, share, strict=True)
     ]
     over = sum(one.outcome != "pass" for _, one in rows)
-    description = f"{counted(over, 'limit')} of {len(rows):,} not kept. {'; '.join(said[:4])}."
+    kept = f"{over:,} of {counted(len(rows), 'limit')} not kept" if over else f"{counted(len(rows), 'limit')}, all kept"
+    description = f"{kept}. {'; '.join(said[:4])}."
     return [Figure("budgets", "Budgets", [data], layout, description, 90 + 32 * len(rows))]
 
 
