@@ -194,9 +194,7 @@ def attribute(
         sites_total=len(sites),
         losses=[*_loss_rows(losses, con), *_graph_rows(con)],
         reconciliation=rows,
-        breakdown=(
-            breakdown(con, options.by, held, sites, lives, called, options.warm_up_s) if options.by else None
-        ),
+        breakdown=(breakdown(con, options.by, held, sites, lives, called, options.warm_up_s) if options.by else None),
     )
 
 

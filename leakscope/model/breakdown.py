@@ -17,9 +17,9 @@ open at the allocation, the slab cache (other memory: its kind)."""
 class Group:
     """What belongs together in one layer of one capture.
 
-    ``growth`` is the mean rate of the group's kept bytes after the warm-up; the groups that count in a layer sum to the
-    growth of the layer (by range only where no stacks were sampled). None where frees are not visible. ``layer_share`` is of the layer's total, None for
-    what does not count in it.
+    ``growth`` is the mean rate of the group's kept bytes after the warm-up, None where frees are not visible. The
+    groups that count in a layer sum to the growth of the layer (by range only where no stacks were sampled).
+    ``layer_share`` is of the layer's total, None for what does not count in it.
     """
 
     name: str

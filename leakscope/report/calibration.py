@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from leakscope.model.calibration import Calibrated
@@ -12,10 +11,8 @@ from leakscope.quantities import size
 from leakscope.report.text import printable
 
 
-def print_calibration(console: Console, calibrated: Sequence[Calibrated]) -> None:
+def calibration_table(calibrated: Sequence[Calibrated]) -> Table:
     """Mean deviation before and after calibration, a line a dimension."""
-    if not calibrated:
-        return
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name, justify in (
         *(("calibration", "left"), ("against", "left"), ("deviation before", "right"), ("z-rule", "right")),
@@ -32,5 +29,4 @@ def print_calibration(console: Console, calibrated: Sequence[Calibrated]) -> Non
             f"{size(one.z_swallowed_bytes)} in {len(one.z_rebaselines):,}",
             f"{size(one.diverged_bytes)} in {len(one.divergences):,}" + ("" if one.settled else ", never stood still"),
         )
-    console.print()
-    console.print(table)
+    return table

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from rich.console import Console
+
+PIPE_WIDTH = 200
+"""Columns where nothing says how many there are: what goes through a pipe is read by grep before it is by people."""
 
 
 class ReportConsole(Console):
@@ -11,6 +16,8 @@ class ReportConsole(Console):
 
     def __init__(self) -> None:
         super().__init__(highlight=False)
+        if not self.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
+            self.width = PIPE_WIDTH
 
     def on_broken_pipe(self) -> None:
         """Raises the BrokenPipeError that rich caught."""
