@@ -66,24 +66,44 @@ def range_parts(
     paths = [(), *sorted(set(names.values()) - {()})]
     index = {path: at for at, path in enumerate(paths)}
     parts["range"] = [index[names[int(path)]] if path else 0 for path in parts["path"]]
-    return RangeParts(parts.drop(columns=["path", "pool"]), kept, paths)
+    parts = parts.drop(columns=["path", "pool"])
+    rest = _not_told(parts, table, sites)
+    kept = np.concatenate([kept, np.zeros((len(rest), BINS))])
+    return RangeParts(pd.concat([parts, rest], ignore_index=True), kept, paths)
+
+
+def _not_told(parts: pd.DataFrame, table: pd.DataFrame, sites: pd.DataFrame) -> pd.DataFrame:
+    """What is kept by all sites less what is kept in all ranges. They differ where allocations were lost whose frees
+    were not: a site keeps no less than nothing, and neither does a range."""
+    visible = table["site"].map(dict(zip(sites["site"], sites["visible"], strict=True)))
+    whole = table.assign(visible=visible, added=~table["kind"].isin(KINDS_NOT_ADDED))[visible.notna()]
+    key = ["life", "layer", "added", "visible"]
+    whole = whole.astype({"visible": bool}).groupby(key)[FIGURES].sum()
+    rest = whole.sub(parts.groupby(key)[FIGURES].sum(), fill_value=0).astype(np.int64)
+    rest = rest[(rest != 0).any(axis=1)].reset_index()
+    return rest.assign(variance=0.0, shared=False, range=0)
 
 
 def _pools(table: pd.DataFrame, sites: pd.DataFrame) -> pd.DataFrame:
-    """Objects without a stack, by life and call site, where some of them are of sites whose frees cannot be seen:
-    :data:`POOL_KEY`, pool (a number), share (of their kept bytes whose frees can be seen)."""
+    """Objects without a stack, by life and call site, where some of them are of sites whose frees cannot be seen.
+
+    Columns: :data:`POOL_KEY`, pool (a number), share (of their kept bytes whose frees can be seen), seen_bytes and
+    seen_objects (that many).
+    """
     visible = table["site"].map(dict(zip(sites["site"], sites["visible"], strict=True))).fillna(True).astype(bool)
-    alone = table["given_bytes"].isna()  # a pool that is a site of its own
-    given = np.where(alone, table["live_bytes"], table["given_bytes"].fillna(0))
-    rows = table.assign(given=given, seen=np.where(visible, given, 0), hidden=~visible, seen_rows=visible)
-    rows = rows[rows["sampled"].astype(bool)]
-    sums = rows.groupby(POOL_KEY, sort=True)[["given", "seen"]].sum().join(
-        rows.groupby(POOL_KEY, sort=True)[["hidden", "seen_rows"]].any()
-    )  # fmt: skip
-    sums = sums[sums["hidden"]].reset_index()
-    # Without kept bytes the shares do not matter to what is kept.
-    share = np.where(sums["given"] > 0, sums["seen"] / np.maximum(sums["given"], 1), sums["seen_rows"].astype(float))
-    return sums[POOL_KEY].assign(pool=np.arange(len(sums)), share=share, seen=sums["seen"].astype(np.int64))
+    rows = table.assign(hidden=~visible, visible=visible)
+    for unit in ("bytes", "objects"):  # a pool that was given to no stack is a site of its own
+        given = table[f"given_{unit}"].where(table[f"given_{unit}"].notna(), table[f"live_{unit}"])
+        rows[f"given_{unit}"], rows[f"seen_{unit}"] = given, given.where(visible, 0)
+    how = dict.fromkeys(["given_bytes", "seen_bytes", "seen_objects"], "sum") | {"hidden": "any", "visible": "any"}
+    sums = rows[rows["sampled"].astype(bool)].groupby(POOL_KEY, sort=True).agg(how).reset_index()
+    sums = sums[sums["hidden"]].reset_index(drop=True)
+    # Where nothing is kept the share is of what was allocated alone.
+    share = np.where(
+        sums["given_bytes"] > 0, sums["seen_bytes"] / np.maximum(sums["given_bytes"], 1), sums["visible"].astype(float)
+    )
+    seen = {column: sums[column].astype(np.int64) for column in ("seen_bytes", "seen_objects")}
+    return sums[POOL_KEY].assign(pool=np.arange(len(sums)), share=share, **seen)
 
 
 def _rows(
@@ -137,15 +157,13 @@ def _split(
     pool = rows["pool"].to_numpy(np.int64)
     seen_share = pools["share"].to_numpy(np.float64)[pool]
     seen = rows.assign(visible=True, shared=(seen_share > 0) & (seen_share < 1))
-    live = rows["live_bytes"].to_numpy(np.int64)
-    total = np.bincount(pool, weights=live, minlength=len(pools)).astype(np.int64)
-    seen["live_bytes"] = weights.largest_remainder(
-        np.minimum(pools["seen"].to_numpy(np.int64), total),
-        pool,
-        weights.shares_within(pool, live.astype(np.float64), len(pools)),
-    )
-    for column in ("live_objects", "alloc_bytes", "alloc_objects"):
-        seen[column] = np.rint(rows[column] * seen_share).astype(np.int64)
+    for unit in ("bytes", "objects"):
+        live = rows[f"live_{unit}"].to_numpy(np.int64)
+        total = np.bincount(pool, weights=live, minlength=len(pools)).astype(np.int64)
+        part = np.minimum(pools[f"seen_{unit}"].to_numpy(np.int64), total)
+        shares = weights.shares_within(pool, live.astype(np.float64), len(pools))
+        seen[f"live_{unit}"] = weights.largest_remainder(part, pool, shares)
+        seen[f"alloc_{unit}"] = np.rint(rows[f"alloc_{unit}"] * seen_share).astype(np.int64)
     rest = seen.assign(visible=False, **{column: rows[column] - seen[column] for column in FIGURES})
     seen["variance"], rest["variance"] = rows["variance"] * seen_share, rows["variance"] * (1 - seen_share)
     table = pd.concat([sums[~mixed], seen, rest], ignore_index=True)

@@ -7,6 +7,7 @@ takes untrusted text and shows its control characters as escapes.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -18,14 +19,29 @@ from leakscope.report.text import printable
 _PLACE = re.compile(r"^(?P<function>.*) \((?P<file>[^()]+?)(?P<line>:\d+)?\)$", re.DOTALL)
 _BETWEEN_WORDS = re.compile(r" (?!(?:[KMGTP]i)?B\b)")
 _LONG_PATH = 40
-MAX_CHARACTERS = 4
-"""Characters for each cell of a cut text: marks that take no cell could go on for ever."""
+_LEAST_FUNCTION = 12
+MAX_MARKS = 3
+"""Combining marks that a character may carry: more would be stacked over the lines above and below."""
+
+
+def shown(text: str) -> str:
+    """``text`` with control characters as escapes and without endless combining marks."""
+    text = printable(text)
+    if text.isascii():
+        return text
+    kept: list[str] = []
+    marks = 0
+    for character in text:
+        marks = marks + 1 if unicodedata.combining(character) else 0
+        if marks <= MAX_MARKS:
+            kept.append(character)
+    return "".join(kept)
 
 
 def cut(text: str, width: int) -> str:
     """``text`` in at most ``width`` cells, its middle replaced by ``…`` where it is longer."""
-    text = printable(text)
-    if cell_len(text) <= width and len(text) <= MAX_CHARACTERS * max(width, 1):
+    text = shown(text)
+    if cell_len(text) <= width:
         return text
     if width < 3:
         return "…"[:width]
@@ -38,9 +54,9 @@ def short_frame(frame: str, width: int | None = None) -> str:
 
     Where that is wider than ``width`` cells the rest is cut in the middle too: the line is the last to go.
     """
-    match = _PLACE.match(printable(frame))
+    match = _PLACE.match(shown(frame))
     if not match:
-        return cut(frame, width) if width is not None else printable(frame)
+        return cut(frame, width) if width is not None else shown(frame)
     function, file, line = match["function"], match["file"], match["line"] or ""
     if width is not None and cell_len(match[0]) <= width and len(file) < _LONG_PATH:
         return match[0]
@@ -50,16 +66,20 @@ def short_frame(frame: str, width: int | None = None) -> str:
     text = f"{function} ({file}{line})"
     if width is None or cell_len(text) <= width:
         return text
-    place = f" ({cut(name, max(8, width // 3))}{line})"
-    if width - cell_len(place) < 8:
+    place = f" ({name}{line})"
+    if width - cell_len(place) < _LEAST_FUNCTION:
+        place = f" ({cut(name, max(8, width // 3))}{line})"
+    if width - cell_len(place) < _LEAST_FUNCTION:
         return cut(text, width)
     return cut(function, width - cell_len(place)) + place
 
 
 def bare_frame(frame: str) -> str:
     """``f (callproc.c:9)``: a frame without the folders of its file."""
-    match = _PLACE.match(printable(frame))
-    return f"{match['function']} ({match['file'].rpartition('/')[2]}{match['line'] or ''})" if match else frame
+    match = _PLACE.match(shown(frame))
+    if not match:
+        return shown(frame)
+    return f"{match['function']} ({match['file'].rpartition('/')[2]}{match['line'] or ''})"
 
 
 def packed(pieces: Iterable[str], width: int, joint: str) -> list[str]:
@@ -83,7 +103,7 @@ def wrapped(text: str, width: int) -> list[str]:
     """``text`` in lines of at most ``width`` cells, broken between words, not before a unit; a wider word is broken."""
     lines: list[str] = []
     line = ""
-    for word in _BETWEEN_WORDS.split(printable(text)):
+    for word in _BETWEEN_WORDS.split(shown(text)):
         longer = f"{line} {word}" if line else word
         if cell_len(longer) <= width:
             line = longer
@@ -103,7 +123,7 @@ class Column:
     right: bool = False
     least: int = 0  # 0: never cut
     frames: bool = False  # cells are frames, which are cut where it hurts least
-    optional: bool = False  # left out where there is no room for it
+    optional: int = 0  # left out where there is no room, the highest first; 0: never
 
 
 def in_columns(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[Text]:
@@ -111,11 +131,12 @@ def in_columns(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: 
 
     The first line is the header. Cells may be cut, never wrapped: a row is a line.
     """
-    cells = [[printable(cell) for cell in row] for row in rows]
+    cells = [[shown(cell) for cell in row] for row in rows]
     widths = [max([cell_len(c.name), *(cell_len(row[i]) for row in cells)]) for i, c in enumerate(columns)]
     needed = [min(w, max(c.least, cell_len(c.name))) if c.least else w for w, c in zip(widths, columns, strict=True)]
     if sum(needed) + 2 * (len(columns) - 1) > width and any(c.optional for c in columns):
-        kept = [i for i, column in enumerate(columns) if not column.optional]
+        last = max(range(len(columns)), key=lambda i: columns[i].optional)
+        kept = [i for i in range(len(columns)) if i != last]
         return in_columns([columns[i] for i in kept], [[row[i] for i in kept] for row in rows], width)
     while (over := sum(widths) + 2 * (len(columns) - 1) - width) > 0:
         able = [i for i, c in enumerate(columns) if c.least and widths[i] > max(c.least, cell_len(c.name))]
@@ -142,7 +163,7 @@ def _cell(text: str, column: Column, width: int) -> str:
 
 def _first(text: str, width: int) -> str:
     taken, used = 0, 0
-    for character in text[: MAX_CHARACTERS * width]:
+    for character in text:
         used += cell_len(character)
         if used > width:
             break
@@ -152,7 +173,7 @@ def _first(text: str, width: int) -> str:
 
 def _last(text: str, width: int) -> str:
     taken, used = 0, 0
-    for character in text[::-1][: MAX_CHARACTERS * width]:
+    for character in reversed(text):
         used += cell_len(character)
         if used > width:
             break

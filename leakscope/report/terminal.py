@@ -25,6 +25,7 @@ from leakscope.report.terminal_evidence import (
     left_out,
     loss_lines,
     next_lines,
+    open_lines,
     problem_lines,
     reconciliation_lines,
     store_section,
@@ -106,7 +107,7 @@ def _sections(
     named = {site for finding in found for site in (*finding.sites, *finding.consequences)}
     rest = [s for s in report.sites if s.id not in named and s.frees_visible and s.added and s.live_bytes]
     sections = [
-        Section([*_verdict(report, width), *problem_lines(report, width)]),
+        Section([*_verdict(report, width), *open_lines(report.verdict, width), *problem_lines(report, width)]),
         Section(list(import_section(report, width)), "imported files"),
         Section(list(layer_lines(report.layers, width, captures))),
         *_findings(report, found, findings, width, captures, whole),
@@ -139,7 +140,7 @@ def _broken_down(report: Report, width: int, top: int | None) -> list[Section]:
     captures = capture_names(report)
     how = {} if top is None else {"top": top}
     sections = [
-        Section([*_verdict(report, width), *problem_lines(report, width)]),
+        Section([*_verdict(report, width), *open_lines(report.verdict, width), *problem_lines(report, width)]),
         Section(list(layer_lines(report.layers, width, captures))),
         Section(list(breakdown_lines(report.breakdown, width, captures, **how))),
         Section(list(loss_lines(report.losses, width, whole=False))),

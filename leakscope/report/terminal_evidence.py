@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from leakscope.model.results import Report, Row
-from leakscope.quantities import counted, size
+from leakscope.model.results import Report, Row, Verdict
+from leakscope.quantities import counted, rate, size
 from leakscope.report.cells import Column, cut, in_columns, packed, wrapped
 from leakscope.report.imports import import_lines
 from leakscope.report.joins import join_lines
@@ -17,6 +18,7 @@ from leakscope.report.stores import groups_table, store_lines
 from leakscope.report.text import printable
 
 LOSSES_SHOWN = 6
+MISSING_SHOWN = 3
 INDENT = 3
 
 
@@ -27,10 +29,26 @@ def problem_lines(report: Report, width: int) -> Iterator[Text]:
             yield from (Text(f"  {line}", "yellow") for line in wrapped(str(problem), width - 2))
 
 
+def open_lines(verdict: Verdict, width: int) -> Iterator[Text]:
+    """What a verdict without a culprit leaves open: what was missing, and the least that would have shown."""
+    if verdict.culprit is not None:
+        return
+    if verdict.missing:
+        more = len(verdict.missing) - MISSING_SHOWN
+        said = [*verdict.missing[:MISSING_SHOWN], *([f"{more:,} more with --json"] if more > 0 else [])]
+        yield from _indented(f"missing: {'; '.join(said)}", width)
+    least = verdict.smallest_provable_bytes_per_s
+    if least is not None and math.isfinite(least):
+        yield from _indented(f"the least growth that this evidence could prove: {rate(least)}", width)
+
+
 def import_section(report: Report, width: int) -> Iterator[Text]:
     """What each file of another tool gave."""
     for said in import_lines([input_ for input_ in report.inputs if "limits" in input_]):
-        yield from _indented(said, width, "dim" if said.startswith("  ") else "")
+        nested = said.startswith("  ")
+        lead = " " * INDENT if nested else ""
+        for line in wrapped(said.strip(), width - len(lead)):
+            yield Text(lead + line, "dim" if nested else "")
 
 
 def store_section(report: Report, width: int) -> Iterator[RenderableType]:

@@ -26,7 +26,7 @@ def layer_lines(layers: Sequence[LayerTotal], width: int, captures: Mapping[int,
         return
     columns = [Column("layer"), *([Column("capture", least=8)] if captures else [])]
     columns += [Column("kept at end", True), Column("objects", True), Column("growth", True)]
-    columns += [Column("95 % interval", optional=True), Column("allocated", True)]
+    columns += [Column("95 % interval", optional=2), Column("allocated", True)]
     rows = []
     for layer in layers:
         growth = layer.growth
@@ -91,7 +91,7 @@ def hidden_lines(sites: Sequence[Site], width: int) -> Iterator[Text]:
     yield Text("frees not visible (freed without a trace, so never a finding):", "dim")
     ranked = sorted(groups.items(), key=lambda item: (-item[1], item[0]))
     for (what, where), count in ranked[:MAX_HIDDEN]:
-        said = f"   {what}: {counted(count, 'allocation')} by "
+        said = f"   {cut(what, 24)}: {counted(count, 'allocation')} by "
         yield Text(said + short_frame(where, max(20, width - len(said))), "dim")
     if len(ranked) > MAX_HIDDEN:
         yield Text(f"   … and {counted(len(ranked) - MAX_HIDDEN, 'more site')}", "dim")
@@ -136,10 +136,10 @@ def _by_layer(groups: Sequence[Group]) -> list[list[Group]]:
 def _columns(by: str, several: bool) -> list[Column]:
     columns = [Column("layer"), *([Column("capture", least=8)] if several else [])]
     columns += [Column("PID", True)] if by == "pid" else []
-    columns += [Column(_HEADS[by], least=28, frames=by == "site")]
-    columns += [Column("kind", least=9)] if by == "site" else []
-    columns += [Column("kept", True), Column("objects", True), Column("of layer", True), Column("growth", True)]
-    return [*columns, Column("95 % interval", optional=True)]
+    columns += [Column(_HEADS[by], least=32, frames=by == "site")]
+    columns += [Column("kind", least=13)] if by == "site" else []
+    columns += [Column("kept", True), Column("objects", True, optional=1), Column("of layer", True, optional=2)]
+    return [*columns, Column("growth", True), Column("95 % interval", optional=3)]
 
 
 def _group_row(group: Group, by: str, captures: Mapping[int, str]) -> list[str]:
@@ -150,7 +150,7 @@ def _group_row(group: Group, by: str, captures: Mapping[int, str]) -> list[str]:
         group.layer,
         *([captures.get(group.source, "")] if captures else []),
         *(["" if group.pid is None else str(group.pid)] if by == "pid" else []),
-        bare_frame(group.name) if by == "site" else group.name,
+        _named(group, by),
         *([group.kind] if by == "site" else []),
         f"{mark}{size(group.live_bytes)}{error}",
         f"{group.live_objects:,}",
@@ -158,6 +158,13 @@ def _group_row(group: Group, by: str, captures: Mapping[int, str]) -> list[str]:
         rate(growth.bytes_per_s) if growth else "",
         _interval(growth.ci_low, growth.ci_high) if growth else "",
     ]
+
+
+def _named(group: Group, by: str) -> str:
+    if by == "pid":  # the program without its folder
+        program, space, arguments = group.name.partition(" ")
+        return program.rpartition("/")[2] + space + arguments
+    return bare_frame(group.name) if by == "site" else group.name
 
 
 def _rest_row(rest: Sequence[Group], by: str, captures: Mapping[int, str]) -> list[str]:
@@ -170,7 +177,7 @@ def _rest_row(rest: Sequence[Group], by: str, captures: Mapping[int, str]) -> li
         size(sum(g.live_bytes for g in rest)),
         f"{sum(g.live_objects for g in rest):,}",
         f"{sum(g.layer_share or 0 for g in rest):.1%}",
-        rate(sum(g.growth.bytes_per_s for g in rest if g.growth)),
+        rate(sum(g.growth.bytes_per_s for g in rest if g.growth)) if any(g.growth for g in rest) else "",
         "",
     ]
 
@@ -183,7 +190,7 @@ def _apart(title: str, groups: Sequence[Group], by: str, width: int) -> Iterator
     for group in groups[:APART_SHOWN]:
         figure = size(group.live_bytes) if group.frees_visible else counted(group.allocated_objects, "object")
         what = group.kind if by == "site" and group.kind != group.name else ""
-        pieces.append(" ".join(filter(None, (figure, group.layer, what, bare_frame(cut(group.name, 60))))))
+        pieces.append(" ".join(filter(None, (figure, group.layer, what, cut(_named(group, by), 44)))))
     if len(groups) > APART_SHOWN:
         pieces.append(f"{len(groups) - APART_SHOWN:,} more with --json")
     yield Text(f"{title}:", "dim")
