@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 import recording
+from browser import browser as browser  # a fixture
 from recording import ROOT, build_programs, build_samples
 
 if TYPE_CHECKING:

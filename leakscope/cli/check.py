@@ -138,16 +138,24 @@ def judged(evidence: Sequence[str | Path], options: Options, memory: str, durati
 
 def profile(evidence: Sequence[str], options: Options, memory: str) -> Profile:
     """What the baseline keeps: of a baseline file, or of evidence."""
-    from leakscope.cli.outputs import read_text
     from leakscope.detect.profile import profile_of
+
+    for path in map(Path, evidence):
+        if (file := baseline_file(path)) is not None:
+            if len(evidence) > 1:
+                raise BadInputError(f"{path}: is a baseline file, which stands for a whole run; give it alone")
+            return file
+    return profile_of(judged(evidence, options, memory))
+
+
+def baseline_file(path: Path) -> Profile | None:
+    """What a file of 'leakscope baseline' holds; None for all else. Raises BadInputError for a damaged one."""
+    from leakscope.cli.outputs import read_text
     from leakscope.gate import baseline
 
-    files = [path for path in map(Path, evidence) if path.is_file() and baseline.looks_like_baseline(_begin(path))]
-    if not files:
-        return profile_of(judged(evidence, options, memory))
-    if len(evidence) > 1:
-        raise BadInputError(f"{files[0]}: is a baseline file, which stands for a whole run; give it alone")
-    return baseline.parse_baseline(read_text(files[0], baseline.MAX_BYTES, "baseline file"), str(files[0]))
+    if not (path.is_file() and baseline.looks_like_baseline(_begin(path))):
+        return None
+    return baseline.parse_baseline(read_text(path, baseline.MAX_BYTES, "baseline file"), str(path))
 
 
 def _begin(path: Path) -> bytes:

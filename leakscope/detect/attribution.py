@@ -17,6 +17,7 @@ from leakscope.correlate.changes import objects_unit
 from leakscope.correlate.divergence import freeing_sites, shared_with_freeing
 from leakscope.correlate.joins.driver import JoinOptions
 from leakscope.correlate.joins.links import SiteLinks, identity_of, with_kernels, with_links
+from leakscope.correlate.live_series import FINDINGS, HIDDEN, remember
 from leakscope.correlate.lives import process_lives, source_bounds
 from leakscope.correlate.marks import range_links, site_ranges
 from leakscope.correlate.mixed_stacks import unify_stacks
@@ -72,6 +73,7 @@ class Options:
     iterations: Iterations | None = None  # judge what these leave behind, in place of growth over time
     sites: int = MAX_SITES  # listed for each capture, those with most kept bytes first
     by: str | None = None  # also break all kept bytes down by one of model.breakdown.BY
+    timelines: bool = False  # also what memory did over time, to draw it
 
 
 def attribute(
@@ -148,6 +150,11 @@ def attribute(
     if options.iterations is not None:
         findings = [in_iterations(f, judged, len(options.iterations.windows)) for f in findings]
     findings = [_with_ids(f, ids) for f in findings]
+    if options.timelines:
+        unseen = sites[~sites["visible"]]
+        remember(con, HIDDEN, held, dict(zip(unseen["site"], unseen["layer"].astype(str), strict=True)), lives)
+        of_site = {site: finding.sites[0] for finding in reversed(findings) for site in finding.sites}
+        remember(con, FINDINGS, held, {number: of_site[i] for number, i in ids.items() if i in of_site}, lives)
     rates = site_rates(judged)
     if options.iterations is not None:
         rates = sites_by_iteration(rates, judged)

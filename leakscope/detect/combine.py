@@ -34,6 +34,7 @@ def combine(reports: Sequence[Report]) -> Report:
         merged.joins += report.joins
         merged.clocks += report.clocks
         merged.runs += report.runs
+        merged.timelines += report.timelines
         merged.stores += report.stores
         merged.sites_total += report.sites_total
         if report.breakdown:

@@ -7,7 +7,7 @@ zero (the start of the capture), sizes are bytes. Stacks are lists of frame text
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leakscope.model.breakdown import Breakdown
 from leakscope.model.calibration import Calibrated
@@ -15,6 +15,9 @@ from leakscope.model.forecast import Forecast
 from leakscope.model.runs import Run
 from leakscope.model.stores import StoreAudit
 from leakscope.model.words import KINDS_NOT_ADDED
+
+if TYPE_CHECKING:
+    from leakscope.model.timeline import Timeline
 
 SCHEMA = "leakscope-report/1"
 VERDICTS = ("leak", "inconclusive", "not_leak")
@@ -190,6 +193,7 @@ class Site:
     touches: Touches | None = None  # None: launch arguments were not recorded, or it is no such memory
     bytes_sampled: bool = False  # all figures are estimates from a sample of allocations (--sample-bytes)
     levelled_off: bool = False  # grew, and stopped growing
+    frame_kinds: tuple[str, ...] = ()  # of the frames of ``stack`` (stack_tree.FRAME_KINDS); not in JSON
 
     @property
     def added(self) -> bool:
@@ -370,6 +374,7 @@ class Report:
     joins: list[JoinOutcome] = field(default_factory=list)
     clocks: list[Row] = field(default_factory=list)  # one a source that was aligned: its residual, with how
     runs: list[Run] = field(default_factory=list)  # one a capture, where asked for; not in JSON
+    timelines: list[Timeline] = field(default_factory=list)  # where asked for; not in JSON
     stores: list[StoreAudit] = field(default_factory=list)  # audits of key-value stores
     calibration: list[Calibrated] = field(default_factory=list)  # of counters over two windows of 180 readings
     breakdown: Breakdown | None = None  # where asked for
