@@ -119,7 +119,11 @@ def test_a_terminal_looks_as_pinned(
     monkeypatch.setenv("COLUMNS", str(width))
     assert main(["diff", str(a), str(long_names)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    paths = {line: line.replace(line.split()[1], Path(line.split()[1]).name) for line in lines if line.startswith(("A  ", "B  "))}
+    paths = {
+        line: line.replace(line.split()[1], Path(line.split()[1]).name)
+        for line in lines
+        if line.startswith(("A  ", "B  "))
+    }
     matches(f"terminal/diff_{width}", [paths.get(line, line) for line in lines])
     assert max(cell_len(line) for line in lines if line not in paths) <= width
 

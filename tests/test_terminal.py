@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -25,7 +26,7 @@ from terminal_reports import (
 )
 
 from leakscope.model.breakdown import BY
-from leakscope.model.results import Report
+from leakscope.model.results import Report, Row
 from leakscope.report.cells import Column, bare_frame, cut, in_columns, packed, short_frame, wrapped
 from leakscope.report.console import PIPE_WIDTH, ReportConsole
 from leakscope.report.terminal import SCREEN_LINES, plain_lines, print_report
@@ -73,6 +74,23 @@ def test_a_screen_says_what_it_has_no_room_for_and_top_shows_it() -> None:
     whole = "\n".join(plain_lines(three_layers(), 80, top=20))
     assert "more with --top" not in whole
     assert "4. kernel: second_socket_user" in whole and "reconciliation" in whole and "cache_14.fill" in whole
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_screen_stays_a_screen_whatever_there_is_to_say(width: int) -> None:
+    report = three_layers()
+    said = tuple(f"reason number {n} of a great many that somebody thought of" for n in range(500))
+    report.layers = [replace(layer, source=source) for source in range(40) for layer in report.layers]
+    report.inputs = [{"path": f"capture_{n}.lscope", "problems": ["it is incomplete"]} for n in range(40)]
+    report.findings = [
+        replace(finding, verdict="inconclusive", reasons=said, missing=said) for finding in report.findings
+    ]
+    report.losses = [Row(f"probe {n}", f"kind {n} of a long name", n, "count") for n in range(500)]
+    lines = list(plain_lines(report, width))
+    assert len(lines) <= SCREEN_LINES
+    assert [line[:3] for line in lines if line[:2] in ("1.", "2.", "3.")] == ["1. ", "2. ", "3. "]
+    assert any("more lines with --top 20" in line for line in lines) and lines[-1].startswith("next: ")
+    assert max(cell_len(line) for line in body(lines)) <= width
 
 
 def test_top_limits_the_other_sites() -> None:

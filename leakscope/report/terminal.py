@@ -18,7 +18,7 @@ from leakscope.detect.sentence import sentence
 from leakscope.model.results import Report, Verdict
 from leakscope.quantities import counted
 from leakscope.report.calibration import calibration_table
-from leakscope.report.cells import short_frame, wrapped
+from leakscope.report.cells import cut, short_frame, wrapped
 from leakscope.report.terminal_evidence import (
     import_section,
     join_section,
@@ -36,6 +36,8 @@ from leakscope.report.terminal_sites import breakdown_lines, hidden_lines, layer
 SCREEN_LINES = 40
 LEADING = 3
 """Findings that a screen shows."""
+BRIEF_LINES, LEAST_LINES = 9, 5
+"""Lines of a finding that has to share a screen with others, and with much else."""
 OTHER_SITES = 10
 MAX_FINDINGS = 5
 _WORDS = {"leak": "LEAK", "inconclusive": "INCONCLUSIVE", "not_leak": "NO LEAK"}
@@ -48,6 +50,7 @@ class Section:
 
     lines: Sequence[RenderableType]
     name: str = ""
+    most: int = SCREEN_LINES  # lines, where even what is always shown is longer than a screen
 
 
 def print_report(console: Console, report: Report, top: int | None = None) -> None:
@@ -70,13 +73,16 @@ def print_report(console: Console, report: Report, top: int | None = None) -> No
 
 
 def _one_screen(console: Console, report: Report) -> list[Section]:
-    """As much as has room, in order of weight: whole findings, then the sections in their order."""
+    """As much as has room, in order of weight: whole findings, else short ones, else lines of them; then the sections
+    in their order."""
     width = console.width
-    sections = _sections(report, width, LEADING, OTHER_SITES, whole_losses=False)
-    must = [section for section in sections if not section.name]
-    if _height(console, must) >= SCREEN_LINES:
-        sections = _sections(report, width, LEADING, OTHER_SITES, whole=False, whole_losses=False)
+    for whole, lines in ((True, SCREEN_LINES), (False, BRIEF_LINES), (False, LEAST_LINES)):
+        sections = _sections(report, width, LEADING, OTHER_SITES, whole, lines, whole_losses=False)
         must = [section for section in sections if not section.name]
+        if _height(console, must) < SCREEN_LINES:
+            break
+    else:
+        sections = must = [_trimmed(section, width) for section in must]
     room = SCREEN_LINES - _height(console, must) - 1  # 1: the line that names what is left out
     chosen, left = [], []
     for section in sections:
@@ -92,6 +98,13 @@ def _one_screen(console: Console, report: Report) -> list[Section]:
     return chosen
 
 
+def _trimmed(section: Section, width: int) -> Section:
+    if len(section.lines) <= section.most:
+        return section
+    cut_off = Text(cut(f"… {len(section.lines) - section.most + 1:,} more lines with --top 20", width), "dim")
+    return Section([*section.lines[: section.most - 1], cut_off], section.name)
+
+
 def _height(console: Console, sections: Sequence[Section]) -> int:
     """Lines of ``sections``, with an empty one between them."""
     lines = [line for section in sections for line in section.lines]
@@ -99,40 +112,53 @@ def _height(console: Console, sections: Sequence[Section]) -> int:
 
 
 def _sections(
-    report: Report, width: int, findings: int, others: int, whole: bool = True, whole_losses: bool = True
+    report: Report,
+    width: int,
+    findings: int,
+    others: int,
+    whole: bool = True,
+    finding_most: int = 10**9,
+    whole_losses: bool = True,
 ) -> list[Section]:
-    """Everything in its order. ``findings``, ``others``: how many; ``whole``: findings with all that is known."""
+    """Everything in its order. ``findings``, ``others``: how many; ``whole``: findings with all that is known; each has
+    at most ``finding_most`` lines."""
     captures = capture_names(report)
     found = [verdict for verdict in (report.verdict, *report.findings) if verdict.culprit]
     named = {site for finding in found for site in (*finding.sites, *finding.consequences)}
     rest = [s for s in report.sites if s.id not in named and s.frees_visible and s.added and s.live_bytes]
     sections = [
-        Section([*_verdict(report, width), *open_lines(report.verdict, width), *problem_lines(report, width)]),
+        Section([*_verdict(report, width), *open_lines(report.verdict, width), *problem_lines(report, width)], most=6),
         Section(list(import_section(report, width)), "imported files"),
-        Section(list(layer_lines(report.layers, width, captures))),
-        *_findings(report, found, findings, width, captures, whole),
+        Section(list(layer_lines(report.layers, width, captures)), most=6),
+        *_findings(report, found, findings, width, captures, whole, finding_most),
         Section(list(store_section(report, width)), "stores"),
         Section(list(site_lines(rest, width, others)), "other sites"),
         Section(list(join_section(report, width)), "joins"),
         Section(list(hidden_lines([s for s in report.sites if not s.frees_visible], width)), "frees not visible"),
         Section([calibration_table(report.calibration)] if report.calibration else [], "calibration"),
         Section(list(reconciliation_lines(report.reconciliation, width)), "reconciliation"),
-        Section(list(loss_lines(report.losses, width, whole_losses))),
+        Section(list(loss_lines(report.losses, width, whole_losses)), most=4),
         Section(list(next_lines(report, width))),
     ]
     return [section for section in sections if section.lines]
 
 
 def _findings(
-    report: Report, found: Sequence[Verdict], most: int, width: int, captures: Mapping[int, str], whole: bool
+    report: Report,
+    found: Sequence[Verdict],
+    most: int,
+    width: int,
+    captures: Mapping[int, str],
+    whole: bool,
+    lines: int,
 ) -> list[Section]:
     """A section each, or one for all where they are not ``whole``."""
     shown = [
-        list(finding_lines(number, finding, report, width, captures, whole))
+        _trimmed(Section(list(finding_lines(number, finding, report, width, captures, whole)), most=lines), width)
         for number, finding in enumerate(found[:most], 1)
     ]
-    shown.append(list(more_findings(found[most:], width)))
-    return [Section(lines) for lines in shown] if whole else [Section([line for lines in shown for line in lines])]
+    shown.append(Section(list(more_findings(found[most:], width))))
+    return shown if whole else [Section([line for section in shown for line in section.lines])]
 
 
 def _broken_down(report: Report, width: int, top: int | None) -> list[Section]:

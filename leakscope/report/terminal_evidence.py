@@ -19,6 +19,8 @@ from leakscope.report.text import printable
 
 LOSSES_SHOWN = 6
 MISSING_SHOWN = 3
+NAMED_PATHS = 3
+"""Of evidence in a command to copy."""
 INDENT = 3
 
 
@@ -131,6 +133,8 @@ def next_steps(report: Report) -> list[tuple[str, str]]:
     """(command or advice, what for)."""
     paths = [str(input_.get("path", "")) for input_ in report.inputs]
     path = " ".join(_quoted(p) for p in paths) or "CAPTURE"
+    if len(paths) > NAMED_PATHS:
+        path = "EVIDENCE…"
     capture = next((str(i.get("path", "")) for i in report.inputs if "limits" not in i), "" if paths else "CAPTURE")
     steps: list[tuple[str, str]] = []
     if report.verdict.verdict == "inconclusive":
