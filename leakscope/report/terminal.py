@@ -17,7 +17,7 @@ from rich.text import Text
 from leakscope.detect.sentence import sentence
 from leakscope.model.results import Report, Verdict
 from leakscope.quantities import counted
-from leakscope.report.calibration import calibration_table
+from leakscope.report.calibration import calibration_lines
 from leakscope.report.cells import cut, short_frame, wrapped
 from leakscope.report.terminal_evidence import (
     import_section,
@@ -77,7 +77,7 @@ def _one_screen(console: Console, report: Report) -> list[Section]:
     in their order."""
     width = console.width
     for whole, lines in ((True, SCREEN_LINES), (False, BRIEF_LINES), (False, LEAST_LINES)):
-        sections = _sections(report, width, LEADING, OTHER_SITES, whole, lines, whole_losses=False)
+        sections = _sections(report, width, LEADING, OTHER_SITES, whole, lines, all_evidence=False)
         must = [section for section in sections if not section.name]
         if _height(console, must) < SCREEN_LINES:
             break
@@ -118,26 +118,26 @@ def _sections(
     others: int,
     whole: bool = True,
     finding_most: int = 10**9,
-    whole_losses: bool = True,
+    all_evidence: bool = True,
 ) -> list[Section]:
     """Everything in its order. ``findings``, ``others``: how many; ``whole``: findings with all that is known; each has
-    at most ``finding_most`` lines."""
+    at most ``finding_most`` lines; ``all_evidence``: losses one by one, and all that imported files say."""
     captures = capture_names(report)
     found = [verdict for verdict in (report.verdict, *report.findings) if verdict.culprit]
     named = {site for finding in found for site in (*finding.sites, *finding.consequences)}
     rest = [s for s in report.sites if s.id not in named and s.frees_visible and s.added and s.live_bytes]
     sections = [
         Section([*_verdict(report, width), *open_lines(report.verdict, width), *problem_lines(report, width)], most=6),
-        Section(list(import_section(report, width)), "imported files"),
+        Section(list(import_section(report, width, all_evidence)), "imported files"),
         Section(list(layer_lines(report.layers, width, captures)), most=6),
         *_findings(report, found, findings, width, captures, whole, finding_most),
         Section(list(store_section(report, width)), "stores"),
         Section(list(site_lines(rest, width, others)), "other sites"),
         Section(list(join_section(report, width)), "joins"),
         Section(list(hidden_lines([s for s in report.sites if not s.frees_visible], width)), "frees not visible"),
-        Section([calibration_table(report.calibration)] if report.calibration else [], "calibration"),
+        Section(list(calibration_lines(report.calibration, width)), "calibration"),
         Section(list(reconciliation_lines(report.reconciliation, width)), "reconciliation"),
-        Section(list(loss_lines(report.losses, width, whole_losses)), most=4),
+        Section(list(loss_lines(report.losses, width, all_evidence)), most=4),
         Section(list(next_lines(report, width))),
     ]
     return [section for section in sections if section.lines]

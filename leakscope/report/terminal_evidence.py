@@ -32,22 +32,26 @@ def problem_lines(report: Report, width: int) -> Iterator[Text]:
 
 
 def open_lines(verdict: Verdict, width: int) -> Iterator[Text]:
-    """What a verdict without a culprit leaves open: what was missing, and the least that would have shown."""
-    if verdict.culprit is not None:
+    """What a verdict leaves open that has no finding to say it: what was missing, the least that would have shown."""
+    if verdict.culprit is not None and verdict.verdict != "not_leak":
         return
     if verdict.missing:
         more = len(verdict.missing) - MISSING_SHOWN
         said = [*verdict.missing[:MISSING_SHOWN], *([f"{more:,} more with --json"] if more > 0 else [])]
         yield from _indented(f"missing: {'; '.join(said)}", width)
     least = verdict.smallest_provable_bytes_per_s
-    if least is not None and math.isfinite(least):
+    if least and math.isfinite(least):
         yield from _indented(f"the least growth that this evidence could prove: {rate(least)}", width)
 
 
-def import_section(report: Report, width: int) -> Iterator[Text]:
-    """What each file of another tool gave."""
-    for said in import_lines([input_ for input_ in report.inputs if "limits" in input_]):
+def import_section(report: Report, width: int, whole: bool) -> Iterator[Text]:
+    """What each file of another tool gave; not ``whole``: a line each, without what its kind can never say."""
+    files = [input_ for input_ in report.inputs if "limits" in input_]
+    for said in import_lines(files if whole else [file | {"limits": []} for file in files]):
         nested = said.startswith("  ")
+        if not whole:
+            yield Text((" " * INDENT if nested else "") + cut(said.strip(), width - INDENT), "dim" if nested else "")
+            continue
         lead = " " * INDENT if nested else ""
         for line in wrapped(said.strip(), width - len(lead)):
             yield Text(lead + line, "dim" if nested else "")

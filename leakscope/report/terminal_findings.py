@@ -37,7 +37,8 @@ def finding_lines(
     yield from _indented(_facts(finding, report, captures), width)
     if finding.forecast:
         yield from _indented(forecast_line(finding.forecast), width)
-    if whole or finding.verdict != "leak":
+    told = finding is report.verdict and finding.verdict == "not_leak"  # its reasons are the report's first sentence
+    if not told and (whole or finding.verdict != "leak"):
         if finding.verdict != "leak" or not finding.sites:
             said = (*finding.reasons, *(f"missing: {m}" for m in finding.missing))
         else:  # the second reason is the rate, said above
@@ -76,7 +77,7 @@ def _more(finding: Verdict, report: Report, chains: Mapping[str, Chain], width: 
 
 
 def _facts(finding: Verdict, report: Report, captures: Mapping[int, str]) -> str:
-    facts = [f"gained {exact(finding.kept_bytes)}"]
+    facts = [f"gained {exact(finding.kept_bytes)}"] if finding.kept_bytes else [""]
     if finding.kept_objects:
         facts = [f"keeps {exact(finding.kept_bytes)} in {counted(finding.kept_objects, 'object')}"]
         if not finding.kept_bytes:  # the evidence tells no sizes
@@ -87,10 +88,10 @@ def _facts(finding: Verdict, report: Report, captures: Mapping[int, str]) -> str
         facts.append(f"{rate(growth.bytes_per_s)} ({interval(growth.ci_low, growth.ci_high)})")
     if finding.leak_start_s is not None:
         facts.append(f"since {finding.leak_start_s:.1f} s")
-    said = f"{', '.join(facts)}; {finding.kind}, confidence {finding.confidence:.2f}"
+    said = f"{', '.join(filter(None, facts))}; {finding.kind}, confidence {finding.confidence:.2f}"
     capture = finding.sites[0].partition(":")[0] if finding.sites else ""
     of = captures.get(int(capture)) if capture.isdigit() else None
-    return f"{said}, in {of}" if of else said
+    return (f"{said}, in {of}" if of else said).removeprefix("; ")
 
 
 def _sampled(sites: list[Site]) -> str:
