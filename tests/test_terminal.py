@@ -138,6 +138,16 @@ def test_a_pipe_gets_lines_that_grep_can_use(
     assert max(map(len, body(capsys.readouterr().out.splitlines()))) <= 80
 
 
+def test_a_stream_without_utf_8_gets_all_that_it_can_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    console = ReportConsole()
+    print_report(console, three_layers())
+    console.file.flush()
+    text = raw.getvalue().decode()
+    assert text.startswith("LEAK  Service.kv_block_alloc (?/blocks.py:79) keeps") and text.count("\nnext: ") == 3
+
+
 def test_a_breakdown_shows_so_many_groups_a_layer_and_the_sum_of_the_rest() -> None:
     rows = [line.split() for line in plain_lines(broken_down("cache"), 140, top=3) if line.startswith("kernel ")]
     shown = rows[1:]  # the first is the layer's

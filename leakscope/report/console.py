@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import suppress
 
 from rich.console import Console
 
@@ -16,6 +18,8 @@ class ReportConsole(Console):
 
     def __init__(self) -> None:
         super().__init__(highlight=False)
+        with suppress(AttributeError):  # where text cannot be written as UTF-8 a ? stands for what is missing
+            sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
         if not self.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
             self.width = PIPE_WIDTH
 
