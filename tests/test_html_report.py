@@ -294,11 +294,14 @@ def test_the_page_asks_for_nothing(browser: Browser, made: tuple[Path, dict[str,
     assert refused == ["refused", "refused"]
 
 
-def test_print_unfolds_and_draws_everything(browser: Browser, made: tuple[Path, dict[str, Any]]) -> None:
-    with opened(browser, made[0]) as page:
+def test_print_unfolds_and_draws_everything_on_light(browser: Browser, made: tuple[Path, dict[str, Any]]) -> None:
+    with opened(browser, made[0], look="dark") as page:
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert page.evaluate("document.documentElement.dataset.theme") == "light"
         page.wait_for_function("document.querySelectorAll('figure.figure:not([data-state=drawn])').length === 0")
         assert page.locator("main section > details:not([open]), .numbers:not([open])").count() == 0
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert page.evaluate("document.documentElement.dataset.theme") is None
 
 
 def test_counters_alone_give_a_page(browser: Browser, tmp_path: Path) -> None:

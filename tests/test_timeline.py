@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -182,6 +183,34 @@ def test_the_slope_of_a_counter_is_that_of_the_verdict(tmp_path: Path) -> None:
         report.verdict.growth.bytes_per_s, report.verdict.growth.ci_low, report.verdict.growth.ci_high,
     )  # fmt: skip
     assert slope.at(43_200) == pytest.approx(200_000_000 + 3000 * 43_200, abs=100_000)
+
+
+def test_cache_objects_are_live_and_pinned_to_the_byte(tmp_path: Path) -> None:
+    # given 40 objects of 1000 bytes each second; every fourth stays pinned by a lookup, twice; the others are evicted
+    events = []
+    for number in range(40):
+        at = (1 + number) * 10**9
+        what = {"obj": f"o{number}", "size": 1000, "owner": "lookup"}
+        events += [{"ts_ns": at, "op": "insert", **what}, {"ts_ns": at + 1000, "op": "pin", **what}]
+        if number % 4:
+            events += [{"ts_ns": at + 10**8, "op": "unpin", **what}, {"ts_ns": at + 2 * 10**8, "op": "evict", **what}]
+        else:
+            events.append({"ts_ns": at + 2000, "op": "pin", **what})
+    log = tmp_path / "cache.jsonl"
+    log.write_text("".join(json.dumps(event) + "\n" for event in events))
+    # when it is attributed
+    report = reported(log)
+    (timeline,) = report.timelines
+    # then at each time it is known what is there, and what is pinned
+    live, pinned = one_of(timeline, COUNTER, "cache_live"), one_of(timeline, COUNTER, "pinned_bytes")
+    for at, there, held in ((0.05, 1000, 1000), (5.05, 3000, 3000), (5.15, 3000, 2000), (5.5, 2000, 2000)):
+        assert (value_at(live, at), value_at(pinned, at)) == (there, held)
+    assert (live.value[-1], pinned.value[-1]) == (10_000, 10_000)
+    # and the slope is the verdict's
+    (slope,) = timeline.slopes
+    assert report.verdict.growth is not None and report.verdict.kind == "pinned_never_unpinned"
+    assert slope.rate == report.verdict.growth.bytes_per_s
+    assert slope.at(slope.end_s) == pytest.approx(10_000)
 
 
 def test_evidence_without_time_has_no_timeline(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from leakscope.cli import warn
 from leakscope.cli.options import DEFAULT_MEMORY, LayerOption, MemoryOption, PidOption, WarmupOption
-from leakscope.cli.outputs import require_place, write_whole
+from leakscope.cli.outputs import require_place, write_page
 from leakscope.errors import BadInputError
 
 
@@ -71,7 +71,7 @@ def diff(
         from leakscope.report.html.diff import diff_page
 
         losses = ([] if before else reports[0].losses, reports[-1].losses)
-        write_whole(page, diff_page(found, (str(a), str(b)), (of_a, reports[-1].inputs), losses))
+        write_page(page, diff_page(found, (str(a), str(b)), (of_a, reports[-1].inputs), losses))
     if as_json:
         inputs = {"a": of_a, "b": reports[-1].inputs}
         json.dump(found.to_json() | {"inputs": inputs}, sys.stdout, indent=1, allow_nan=False)

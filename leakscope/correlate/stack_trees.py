@@ -10,7 +10,7 @@ from leakscope.model.stack_tree import StackTree, WeighedStack
 
 MAX_NODES = 30_000
 """Nodes of a tree; branches are cut until it has no more (about 2 MB as JSON)."""
-SHARES = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+SHARES = (0.0, *(step * 10.0**power for power in range(-6, -2) for step in (1, 2, 5)), 1e-2)
 """Shares of a root that are tried, in this order: branches with less are cut."""
 SMALLER = ("", "smaller")
 
@@ -112,8 +112,7 @@ def _shares(tree: StackTree) -> list[float]:
 
 def _cut(tree: StackTree, stacks: dict[int, int], shares: Sequence[float], share: float) -> StackTree:
     """The tree with each parent's branches below ``share`` as one node of kind ``smaller``."""
-    frames = {frame: number for number, frame in enumerate([*tree.frames, SMALLER])}
-    smaller = frames[SMALLER]
+    frames: dict[tuple[str, str], int] = {}  # those that are left
     nodes = _Nodes(len(tree.own))
     to = [-1] * len(tree.parent)
     merged: dict[int, int] = {}
@@ -123,8 +122,9 @@ def _cut(tree: StackTree, stacks: dict[int, int], shares: Sequence[float], share
             nodes.parent.append(-1)
             nodes.frame.append(-1)
         elif shares[node] >= share and to[parent] not in merged:
-            to[node] = nodes.child(to[parent], tree.frame[node])
+            to[node] = nodes.child(to[parent], frames.setdefault(tree.frames[tree.frame[node]], len(frames)))
         else:
+            smaller = frames.setdefault(SMALLER, len(frames))
             to[node] = to[parent] if to[parent] in merged else nodes.child(to[parent], smaller)
             merged.setdefault(to[node], 0)
         if count := stacks.get(node):

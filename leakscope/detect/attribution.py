@@ -17,6 +17,7 @@ from leakscope.correlate.changes import objects_unit
 from leakscope.correlate.divergence import freeing_sites, shared_with_freeing
 from leakscope.correlate.joins.driver import JoinOptions
 from leakscope.correlate.joins.links import SiteLinks, identity_of, with_kernels, with_links
+from leakscope.correlate.kept_courses import kept_courses
 from leakscope.correlate.live_series import FINDINGS, HIDDEN, remember
 from leakscope.correlate.lives import process_lives, source_bounds
 from leakscope.correlate.marks import range_links, site_ranges
@@ -177,6 +178,9 @@ def attribute(
     wanted = [numbers[site] for f in findings for site in f.sites]
     wanted += [int(s) for s in listed[listed["visible"]]["site"].head(options.chains)]
     chains = [build_chain(reported[s], row_of[s], stacks, nested, ranges.get(s, ())) for s in dict.fromkeys(wanted)]
+    if options.timelines:
+        for number, course in kept_courses(held, lives, reported).items():
+            reported[number].course = course
     if joined is not None:
         chains = _joined(chains, {ids[s]: row for s, row in row_of.items()}, joined)
     rows = _reconciliation(con, sites, slabs, lives, ends)

@@ -18,6 +18,7 @@ from leakscope.detect.counters import FROM_ZERO
 from leakscope.detect.growth import PARTS, WARM_UP_SHARE
 from leakscope.detect.recorded_lives import Recorded, zeros_ns
 from leakscope.detect.series.counters import PROCESS_START
+from leakscope.detect.timeline_caches import cache_series, cache_slopes
 from leakscope.detect.timeline_counters import (
     NAMES,
     ReadCounter,
@@ -107,6 +108,10 @@ def _timeline(
     slopes = counter_slopes(drawn, starts[:1], wanted)
     moments = [] if sources[0].kind == "recording" else restarts(starts)
     survived: list[Survival] = []
+    for source in sources:
+        caches = cache_series(con, source.id)
+        series += caches
+        slopes += cache_slopes(caches, report)
     for source in sources:
         if source.id not in bounds or source.id not in with_events:
             continue

@@ -14,6 +14,7 @@ from leakscope.detect.recorded import subjects
 from leakscope.detect.recorded_lives import Recorded, recorded_lives, recorded_readings, zeros_ns
 from leakscope.detect.series.book import Book
 from leakscope.detect.series.counters import Counter, layer_of
+from leakscope.detect.series.judge import MIN_SPAN_S
 from leakscope.detect.series.trend import Course
 from leakscope.model.manifest import Source
 from leakscope.model.results import Report
@@ -48,6 +49,8 @@ MAX_COUNTERS = 16
 """Counters that are drawn: the main ones, those that verdicts name, then those that gained most."""
 MIN_SHARE_OF_GAIN = 0.2
 """Counters that no verdict names are drawn from this share of what the first of them gained on."""
+LEAST_SPAN_SHARE = 0.9
+"""Of the time that counters must be read for: their floor begins and ends a window later and earlier."""
 NO_LINE = (Course.RETURNED, Course.SHORT)
 
 
@@ -174,6 +177,8 @@ def counter_slopes(drawn: Sequence[ReadCounter], starts: Sequence[Counter], want
         base = course.floor
         if base is None or course.lives > 1 or not np.isfinite(course.rate):
             continue
+        if base.t_s[-1] - base.t_s[0] < LEAST_SPAN_SHARE * MIN_SPAN_S:
+            continue  # too short to prove anything
         if not course.rising and (name not in wanted or course.course in NO_LINE or course.low == course.high):
             continue
         inside = base.t_s >= course.start_s

@@ -156,6 +156,15 @@ class Touches:
         }
 
 
+@dataclass(frozen=True)
+class KeptCourse:
+    """Bytes that a site keeps at ``start_s`` + i × ``step_s`` (i = 1, 2, …) since the start of its source."""
+
+    start_s: float
+    step_s: float
+    kept_bytes: tuple[float, ...]
+
+
 @dataclass
 class Site:
     """Who allocates: (layer, kind, api, slab cache, stacks). The unit of attribution.
@@ -193,6 +202,7 @@ class Site:
     touches: Touches | None = None  # None: launch arguments were not recorded, or it is no such memory
     bytes_sampled: bool = False  # all figures are estimates from a sample of allocations (--sample-bytes)
     levelled_off: bool = False  # grew, and stopped growing
+    course: KeptCourse | None = None  # where asked for; not in JSON
     frame_kinds: tuple[str, ...] = ()  # of the frames of ``stack`` (stack_tree.FRAME_KINDS); not in JSON
 
     @property

@@ -7,7 +7,7 @@ once with plotly's ``icicle`` trace.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from leakscope.model.stack_tree import StackTree
@@ -16,9 +16,10 @@ from leakscope.report.text import printable
 
 SCRIPT = "icicle.js"
 """To be named in the ``scripts`` of a page that has such a figure."""
-MAX_TEXT_BYTES = 1_500_000
-"""All frames of a page together; where they are longer, each is cut to LONGEST_FRAME characters."""
-LONGEST_FRAME = 300
+MAX_TEXT = 1_500_000
+"""Characters of all frames of a tree together; where they have more, each is cut to the first of LONGEST that is short
+enough."""
+LONGEST = (2_000, 300, 100, 50)
 HEIGHT_PX = 420
 
 KINDS = {
@@ -53,6 +54,18 @@ class Root:
     together: bool = True
 
 
+@dataclass(frozen=True)
+class Difference:
+    """Numbers of measures: what there was ``before`` and ``after``, the ``change`` whichever way it went, and of that
+    what is beyond chance: ``gain`` and ``loss``."""
+
+    before: int
+    after: int
+    change: int
+    gain: int
+    loss: int
+
+
 def icicle_figure(
     id_: str,
     title: str,
@@ -62,17 +75,17 @@ def icicle_figure(
     roots: Sequence[Root],
     sources: Sequence[str],
     *,
-    difference: tuple[int, int] | None = None,
+    difference: Difference | None = None,
     table: Table | None = None,
 ) -> Figure:
-    """The figure. ``roots`` says what each root of ``tree`` is, ``measures`` what its amounts are. ``difference``: the
-    numbers of the measures that are compared, (before, after): colours then say which is larger."""
+    """The figure. ``roots`` says what each root of ``tree`` is, ``measures`` what its amounts are. ``difference``:
+    which measures are compared; colours then say which way it went."""
     texts = list(dict.fromkeys(text for text, _ in tree.frames))
     at = {text: number for number, text in enumerate(texts)}
     kinds = {kind: number for number, kind in enumerate(KINDS)}
     shown = [printable(text) for text in texts]
-    if sum(map(len, shown)) > MAX_TEXT_BYTES:
-        shown = [cut(text, LONGEST_FRAME) for text in shown]
+    if longest := _longest(shown):
+        shown = [cut(text, longest) for text in shown]
     extra: dict[str, Any] = {
         "texts": shown,
         "kinds": [{"word": word, "fill": fill} for word, fill in KINDS.values()],
@@ -94,20 +107,31 @@ def icicle_figure(
         "sources": [printable(name) for name in sources],
         "sampled": sorted(tree.sampled),
         "merged": [[node, count] for node, count in (tree.merged or {}).items()],
-        "difference": difference,
+        "difference": asdict(difference) if difference else None,
     }
     return Figure(id_, title, [], {}, description, HEIGHT_PX, table, "icicle", extra)
 
 
 def cut_note(tree: StackTree) -> str:
-    """What was cut of the tree; '' where it is whole."""
-    if not tree.share:
-        return ""
-    stacks = sum((tree.merged or {}).values())
-    return (
-        f"Branches with less than {tree.share * 100:g} % of their layer stand together as “(N smaller)”: "
-        f"{stacks:,} stacks; no byte is lost. `leakscope export --to speedscope` has each of them."
-    )
+    """What was cut of the tree and of its frames; '' where all is whole."""
+    said = []
+    if tree.share:
+        stacks = sum((tree.merged or {}).values())
+        said.append(
+            f"Branches with less than {tree.share * 100:g} % of their layer stand together as “(N smaller)”: "
+            f"{stacks:,} stacks; no byte is lost. `leakscope export --to speedscope` has each of them."
+        )
+    if longest := _longest([printable(text) for text in {text for text, _ in tree.frames}]):
+        said.append(f"Frames are cut to {longest:,} characters.")
+    return " ".join(said)
+
+
+def _longest(texts: Sequence[str]) -> int:
+    """To how many characters frames are cut; 0: not at all."""
+    lengths = [len(text) for text in texts]
+    if sum(lengths) <= MAX_TEXT:
+        return 0
+    return next((most for most in LONGEST if sum(min(n, most) for n in lengths) <= MAX_TEXT), LONGEST[-1])
 
 
 def _number(amount: float) -> float | int:

@@ -50,7 +50,11 @@ __all__ = [
 
 LONGEST_TEXT = 300
 """Longer texts are folded to this many characters."""
+WIDE_TEXT = 60
+"""A cell of a longer text gets room for it: a phone scrolls the table sideways rather than down a screen a row."""
 LONGEST_DESCRIPTION = 3000
+SHORT_CELL = 28
+"""Cells of a table up to so long stay in one line."""
 LONGEST_PARAGRAPH = 1000
 LONGEST_WHOLE = 20_000
 """Of texts that are longer still the page says how much is left out: one page must not carry megabytes of a frame."""
@@ -202,7 +206,7 @@ def _cell(cell: Cell, right: bool) -> str:
     if cell is None:
         return f'<td{_right(right)}><span aria-label="no value">–</span></td>'
     if isinstance(cell, Value):
-        return f'<td class="number" data-value="{cell.raw!r}">{html.escape(printable(cell.text))}</td>'
+        return f'<td class="number" data-value="{_plain(cell.raw)}">{html.escape(printable(cell.text))}</td>'
     if isinstance(cell, Code):
         return f"<td{_right(right)}><code>{text(cell.text, 160)}</code></td>"
     if isinstance(cell, Lines):
@@ -211,8 +215,14 @@ def _cell(cell: Cell, right: bool) -> str:
         return f'<td><details class="lines"><summary>{shown}</summary><ol>{lines}</ol></details></td>'
     if isinstance(cell, int | float):
         shown = f"{cell:,}" if isinstance(cell, int) else f"{cell:,.4g}"
-        return f'<td class="number" data-value="{cell!r}">{shown}</td>'
-    return f"<td{_right(right)}>{text(cell)}</td>"
+        return f'<td class="number" data-value="{_plain(cell)}">{shown}</td>'
+    kind = "number" if right else "short" if len(cell) <= SHORT_CELL else "wide" if len(cell) > WIDE_TEXT else ""
+    return f'<td class="{kind}">{text(cell)}</td>' if kind else f"<td>{text(cell)}</td>"
+
+
+def _plain(number: int | float) -> str:
+    """The number as JavaScript reads it, numpy's too."""
+    return repr(number) if isinstance(number, int) else repr(float(number))
 
 
 def _data(figure: Figure) -> str:

@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from leakscope.correlate.stack_trees import stack_tree
 from leakscope.model.results import Report
 from leakscope.model.stack_tree import WeighedStack
+from leakscope.model.words import KINDS_NOT_ADDED
 from leakscope.quantities import counted, rate, size
 from leakscope.report.export.stacks import StackValue, stack_values
 from leakscope.report.html.icicle import Measure, Root, cut_note, icicle_figure
 from leakscope.report.html.parts import Code, Part, Section, Table, Text, Value
+from leakscope.report.html.words import as_code, short_frame
 
 MEASURES = (Measure("live bytes", "bytes"), Measure("growth", "bytes/s"), Measure("live objects", "objects"))
 LIVE, GROWTH = 0, 1
 ROWS = 20
+OWN_VIEW = KINDS_NOT_ADDED - {"mmap_reserve", "ipc"}
+"""Not address space without memory, nor memory of other processes."""
 CUDA_KINDS = frozenset({"pinned", "registered", "managed", "device", "async", "vmm", "array", "pool_segment"})
 
 
@@ -23,42 +27,47 @@ def stack_sections(report: Report, names: Sequence[str]) -> list[Section]:
     ``Site.source``. A page with it needs the script :data:`leakscope.report.html.icicle.SCRIPT`.
 
     Each source and layer is drawn by itself, or all layers of one source together where no byte is in two of them.
+    Kinds whose bytes other kinds count have views of their own.
     """
     values, notes = stack_values(report, names)
     with_cuda = {value.source for value in values if value.kind in CUDA_KINDS and value.live}
-    stacks = [_weighed(value, value.source in with_cuda) for value in values]
+    by_kind, _ = stack_values(report, names, OWN_VIEW)
+    stacks = [_weighed(v, v.layer, "apart" if v.source in with_cuda and _backs(v) else "") for v in values]
+    stacks += [_weighed(v, view_of(v.layer, v.kind), "apart") for v in by_kind]
     tree = stack_tree(stacks, len(MEASURES))
     if not tree.roots:
         return []
     sources = list(dict.fromkeys(source for source, _, _ in tree.roots))
-    roots = [Root(layer, sources.index(source), not apart) for source, layer, apart in tree.roots]
+    roots = [Root(view, sources.index(source), not apart) for source, view, apart in tree.roots]
+    shown = [*values, *by_kind]
     figure = icicle_figure(
-        "stacks-icicle", "Live bytes and growth by stack", _description(values), tree, MEASURES, roots, sources,
-        table=_table(values, len(sources) > 1),
+        "stacks-icicle", "Live bytes and growth by stack", _description(shown), tree, MEASURES, roots, sources,
+        table=_table(shown, len(sources) > 1),
     )  # fmt: skip
     said = [
         "Width is the amount, depth the calls; click a frame to zoom in. Only what grows has a width under growth.",
-        *_sampled(values),
+        *_sampled(shown),
         *_apart(values, with_cuda),
-        _left_out(notes),
+        *_left_out(notes, {v.kind for v in by_kind if v.live}),
         cut_note(tree),
     ]
     parts: list[Part] = [figure, Text([line for line in said if line])]
     return [Section("stacks", "Memory by stack", parts)]
 
 
-def _weighed(value: StackValue, with_cuda: bool) -> WeighedStack:
+def view_of(layer: str, kind: str) -> str:
+    """What the memory of a kind is drawn under: its layer, or, where other kinds count its bytes, a view of its own."""
+    return f"{layer}: {kind}" if kind in KINDS_NOT_ADDED else layer
+
+
+def _weighed(value: StackValue, view: str, apart: str) -> WeighedStack:
     """A stack of the report; NVTX ranges stand outside of all frames."""
     site = value.site
     ranges = [(name, "range") for name in site.ranges] if site else []
     kinds = site.frame_kinds if site and len(site.frame_kinds) == len(value.frames) - 1 else ()
     frames = zip(value.frames, (*(kinds or ["unknown"] * (len(value.frames) - 1)), "memory"), strict=True)
-    return WeighedStack(
-        (value.source, value.layer, "apart" if with_cuda and _backs(value) else ""),
-        (*ranges, *frames),
-        (value.live, value.growth_bytes_per_s, value.live_objects),
-        _estimated(value),
-    )
+    amounts = (value.live, value.growth_bytes_per_s, value.live_objects)
+    return WeighedStack((value.source, view, apart), (*ranges, *frames), amounts, _estimated(value))
 
 
 def may_back(kind: str, frame_kinds: Sequence[str]) -> bool:
@@ -78,26 +87,31 @@ def _description(values: Sequence[StackValue]) -> str:
     """The finding: what each layer keeps, and the stack that keeps most or grows fastest."""
     by_layer: dict[tuple[str, str], int] = {}
     for value in values:
-        by_layer[value.source, value.layer] = by_layer.get((value.source, value.layer), 0) + value.live
+        view = value.source, view_of(value.layer, value.kind)
+        by_layer[view] = by_layer.get(view, 0) + value.live
     several = len({value.source for value in values}) > 1
-    sums = ", ".join(f"{f'{s}: ' if several else ''}{layer} {size(live)}" for (s, layer), live in by_layer.items())
+    sums = ", ".join(
+        f"{f'{s}: ' if several else ''}{layer} {size(live)}" for (s, layer), live in by_layer.items() if live
+    )
     said = [f"Kept at the end of the evidence: {sums}."]
     sites = [value for value in values if value.site is not None]
     if (most := max(sites, key=lambda v: v.live, default=None)) is not None and most.live:
-        of = by_layer[most.source, most.layer]
+        of = by_layer[most.source, view_of(most.layer, most.kind)]
         said.append(
-            f"Most has `{_culprit(most)}` ({most.layer}): {size(most.live)}, {most.live / of:.0%} of its layer."
+            f"Most has {as_code(short_frame(_culprit(most)))}: {size(most.live)}, {100 * most.live / of:.0f} % of "
+            f"{most.layer}."
         )
     grows = max(sites, key=lambda v: v.growth_bytes_per_s, default=None)
     if grows is not None and grows.growth_bytes_per_s > 0:
-        said.append(f"Fastest grows `{_culprit(grows)}` ({grows.layer}): {rate(grows.growth_bytes_per_s)}.")
+        said.append(
+            f"Fastest grows {as_code(short_frame(_culprit(grows)))} ({grows.layer}): {rate(grows.growth_bytes_per_s)}."
+        )
     return " ".join(said)
 
 
 def _culprit(value: StackValue) -> str:
     site = value.site
-    text = (site.culprit_frame if site else "") or (value.frames[-2] if len(value.frames) > 1 else value.frames[-1])
-    return text.replace("`", "'")
+    return (site.culprit_frame if site else "") or (value.frames[-2] if len(value.frames) > 1 else value.frames[-1])
 
 
 def _table(values: Sequence[StackValue], several: bool) -> Table:
@@ -124,12 +138,23 @@ def _table(values: Sequence[StackValue], several: bool) -> Table:
     )
 
 
-def _left_out(notes: Sequence[str]) -> str:
-    """The notes of an export, without the options that are its alone."""
-    if not notes:
-        return ""
-    said = "; ".join(note.split("; --")[0] for note in notes)
-    return f"Not drawn: {said}. `leakscope export` has them, with `--kind KIND` and `--sites N`."
+def _left_out(notes: Sequence[str], drawn: set[str]) -> list[str]:
+    """The notes of an export, without the options that are its alone. ``drawn``: kinds with a view of their own."""
+    said = []
+    if drawn:
+        kinds = " and ".join(sorted(drawn))
+        said.append(f"Other kinds count the bytes of {kinds}: they have views of their own, which are never added.")
+    for note in notes:
+        amount, found, _ = note.partition(" are left out")
+        if found and amount.rsplit(" ", 1)[-1] in drawn:
+            continue
+        said.append(f"{amount} are not drawn: they take no memory." if found else f"{_sentence(note)}.")
+    return said
+
+
+def _sentence(note: str) -> str:
+    said = note.split("; --")[0]
+    return said[0].upper() + said[1:]
 
 
 def _sampled(values: Sequence[StackValue]) -> list[str]:

@@ -87,13 +87,11 @@ def layers_table(report: Report, names: Mapping[int, str]) -> Table:
 
 def sites_table(report: Report) -> Table:
     """Sites, those that keep most first, with their stacks."""
-    listed = sorted((s for s in report.sites if s.frees_visible), key=lambda site: -site.live_bytes)[:MAX_SITES]
+    shown = [site for site in report.sites if site.frees_visible and site.added] or report.sites
+    listed = sorted(shown, key=lambda site: -site.live_bytes)[:MAX_SITES]
     left = report.sites_total - len(listed)
-    note = (
-        f"{counted(left, 'site')} that keep less, or whose frees cannot be seen, are in the JSON report."
-        if left
-        else ""
-    )
+    more = "keep less, their frees cannot be seen, or others count their bytes: --json has them."
+    note = f"{counted(left, 'more site')}: they {more}" if left else ""
     if any(site.stack_sampled or site.bytes_sampled for site in listed):
         note = f"~ is an estimate from sampled stacks or sampled bytes. {note}"
     columns = ("site", "layer", "kind", "kept", "objects", "growth", "95 % interval", "kept share", "allocated", "id")
@@ -115,7 +113,7 @@ def _site_row(site: Site) -> list[Cell]:
         interval_text(site.growth) if site.growth else None,
         share_cell(site.kept_share),
         bytes_cell(site.allocated_bytes),
-        Code(site.id),
+        site.id,
     ]
 
 

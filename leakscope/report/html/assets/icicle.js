@@ -19,15 +19,16 @@ leakscope.behaviours.icicle = (element, figure, extra) => {
     const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let amount = Math.abs(value), unit = 0;
     while (amount >= 1023.95 && unit < units.length - 1) { amount /= 1024; unit += 1; }
-    const number = amount.toFixed(unit ? 1 : 0);
-    return `${value < 0 && Number(number) ? "−" : ""}${number} ${units[unit]}`;
+    const tenths = amount * 10, even = Math.round(tenths / 2) * 2; // halves to even, as Python does it
+    const number = unit ? ((tenths % 1 === 0.5 ? even : Math.round(tenths)) / 10).toFixed(1) : amount.toFixed(0);
+    return `${value < 0 && Number(number) ? "-" : ""}${number} ${units[unit]}`;
   };
   const counted = (value) => value.toLocaleString("en-US", { maximumFractionDigits: 3 });
   const short = (value, unit) => (unit === "objects" ? counted(value) : unit === "bytes/s" ? `${size(value)}/s` : size(value));
   const exact = (value, unit) =>
-    unit === "objects" ? `${counted(value)} objects`
+    unit === "objects" ? `${counted(value)} ${value === 1 ? "object" : "objects"}`
       : unit === "bytes/s" ? `${counted(value)} B/s${Math.abs(value) < 1024 ? "" : ` (${size(value)}/s)`}`
-        : `${counted(value)} B${Math.abs(value) < 1024 ? "" : ` (${size(value)})`}`;
+        : `${counted(Math.round(value))} B${Math.abs(value) < 1024 ? "" : ` (${size(value)})`}`;
   const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(1)} %` : "0 %");
 
   // --- the tree that is looked at
@@ -60,8 +61,8 @@ leakscope.behaviours.icicle = (element, figure, extra) => {
       const along = [top];
       if (all) along.push((at = below(at, `layer ${root.layer}`, -1, root.layer)));
       for (const step of path) along.push((at = below(at, step, step, "")));
-      at.merged += merged.get(node) || 0;
       for (const one of along) {
+        if (kindOf(one) === SMALLER) one.merged += merged.get(node) || 0;
         for (let m = 0; m < own.length; m++) one.sums[m] += own[m];
         if (sampled.has(node)) one.estimated = true;
       }
@@ -74,13 +75,16 @@ leakscope.behaviours.icicle = (element, figure, extra) => {
     node.frame < 0 ? node.label : kindOf(node) === SMALLER ? `(${counted(node.merged)} smaller)` : texts[frameText[node.frame]];
   const kindOf = (node) => (node.frame < 0 ? null : kinds[frameKind[node.frame]]);
   const SMALLER = kinds.find((kind) => kind.word.startsWith("smaller"));
-  const net = (node) => node.sums[difference[1]] - node.sums[difference[0]];
+  const net = (node) => node.sums[difference.after] - node.sums[difference.before];
+  const sides = (node) => [difference.before, difference.after].map((m) => `${measures[m].name} ${exact(node.sums[m], measures[m].unit)}`).join(", ");
+  const shade = (node) => leakscope.icicleShade(node.sums[difference.gain] - node.sums[difference.loss], node.sums[difference.change]);
   const signed = (amount) => `${amount > 0 ? "+" : ""}${size(amount)}`;
 
   // --- state
   const layersOf = (source) => {
-    const own = [...new Set(roots.filter((r) => r.source === source).map((r) => r.layer))];
-    return own.length > 1 ? ["all", ...own] : own;
+    const of = roots.filter((r) => r.source === source);
+    const together = new Set(of.filter((r) => r.together).map((r) => r.layer));
+    return [...(together.size > 1 ? ["all"] : []), ...new Set(of.map((r) => r.layer))];
   };
   const state = { source: 0, layer: layersOf(0)[0], measure: measures.findIndex((m) => m.widths), callees: false, up: false, query: "" };
   let top = null, focus = null;
@@ -135,14 +139,15 @@ leakscope.behaviours.icicle = (element, figure, extra) => {
   const fillOf = (node, found) => {
     if (found && found.found.has(node)) return FOUND;
     if (found && !found.around.has(node)) return FADED;
-    if (difference) return leakscope.icicleShade(net(node), Math.max(node.sums[difference[0]], node.sums[difference[1]]));
+    if (difference) return shade(node);
     return node.frame < 0 ? LAYER : kindOf(node).fill;
   };
   const hoverOf = (node, found) => {
     const lines = [wrapped(nameOf(node)), node.frame < 0 ? "layer" : kindOf(node).word];
-    if (difference)
-      lines.push(`${signed(net(node))}: ${difference.map((m) => `${measures[m].name} ${exact(node.sums[m], measures[m].unit)}`).join(", ")}`);
-    else lines.push(...measures.map((m, i) => (i === state.measure ? "" : `${m.name}: ${exact(node.sums[i], m.unit)}`)).filter(Boolean));
+    if (difference) {
+      lines.push(`net ${signed(net(node))}: ${sides(node)}`);
+      if (!node.sums[difference.gain] && !node.sums[difference.loss]) lines.push(net(node) ? "within chance" : "as before");
+    } else lines.push(...measures.map((m, i) => (i === state.measure ? "" : `${m.name}: ${exact(node.sums[i], m.unit)}`)).filter(Boolean));
     const { name, unit } = measures[state.measure];
     lines.splice(2, 0, `${name}: ${exact(value(node), unit)}, ${percent(value(node), value(focus))} of ${node === focus ? "this view" : "the width"}`);
     if (node.estimated) lines.push("≈ in part an estimate from a sample");
@@ -154,10 +159,11 @@ leakscope.behaviours.icicle = (element, figure, extra) => {
     const nodes = choose();
     const id = new Map(nodes.map((node, i) => [node, i]));
     const whole = value(focus), room = (drawnFor = controls.clientWidth || 800);
-    const t = { ids: [], parents: [], values: [], labels: [], hovertext: [], colors: [], inks: [], of: [] };
+    const t = { ids: [], parents: [], values: [], labels: [], hovertext: [], colors: [], inks: [], edges: [], of: [] };
     const put = (name, up, amount, label, hover, fill, of) => {
       t.ids.push(name); t.parents.push(up); t.values.push(amount); t.hovertext.push(hover); t.colors.push(fill);
       t.labels.push(fitting(label, (room * amount) / whole)); t.inks.push(fill === FADED ? "var(--soft)" : INK); t.of.push(of);
+      t.edges.push((room * amount) / whole < 4 ? 0 : 1); // an edge would hide what is narrow
     };
     let rows = 1, fillers = 0;
     // Numbers with a fraction may add up to a hair more than their sum, which plotly refuses.
@@ -185,18 +191,18 @@ leakscope.behaviours.icicle = (element, figure, extra) => {
       put(`f${fillers}`, `n${id.get(node)}`, room_, `(${left.length} narrower)`, inert(`${left.length} narrower branches of ${wrapped(nameOf(node))}`).replace(/\n/g, "<br>"), hit ? FOUND : found ? FADED : SMALLER.fill, node);
     }
     drawn = t.of;
-    const height = Math.max(6, rows) * ROW_PX + 8;
+    const height = Math.max(3, rows) * ROW_PX + 8;
     plot.style.height = `${height}px`;
     figure.data = [{
       type: "icicle", ids: t.ids, parents: t.parents, values: t.values, labels: t.labels, hovertext: t.hovertext,
       branchvalues: "total", sort: false, hoverinfo: "text", textinfo: "label", textposition: "middle left",
       tiling: { orientation: "v", flip: state.up ? "y" : "", pad: 0 }, pathbar: { visible: false },
-      marker: { colors: t.colors, line: { width: 1, color: "var(--card)" } },
-      insidetextfont: { color: t.inks, size: 12 }, leaf: { opacity: 1 },
+      marker: { colors: t.colors, line: { width: t.edges, color: "var(--card)" } },
+      insidetextfont: { color: t.inks, size: 12 }, outsidetextfont: { color: t.inks, size: 12 }, leaf: { opacity: 1 },
     }];
-    figure.layout = { margin: { l: 0, r: 0, t: 2, b: 2 }, height, uniformtext: undefined };
+    figure.layout = { margin: { l: 0, r: 0, t: 2, b: 2 }, height };
     tell(found);
-    element.dataset.nodes = String(t.ids.length);
+    Object.assign(element.dataset, { nodes: t.ids.length, query: state.query, drawings: Number(element.dataset.drawings || 0) + 1 });
     return leakscope.redraw(element);
   };
   let drawn = [], drawnFor = 0; // the nodes by their order in plotly, the width that labels were cut for
@@ -280,13 +286,13 @@ leakscope.behaviours.icicle = (element, figure, extra) => {
       return button;
     }));
     const word = focus.frame < 0 ? "" : ` (${kindOf(focus).word})`;
-    const compared = difference ? `, net ${signed(net(focus))}: ${difference.map((m) => `${measures[m].name} ${exact(focus.sums[m], measures[m].unit)}`).join(", ")}` : "";
+    const compared = difference ? `, net ${signed(net(focus))}: ${sides(focus)}` : "";
     here.replaceChildren(bdi(nameOf(focus)), `${word}: ${name} ${focus.estimated ? "≈ " : ""}${exact(value(focus), unit)}${focus === top ? "" : `, ${percent(value(focus), value(top))} of ${top.label}`}${compared}`);
     const where = focus === top ? top.label : "this branch";
     sum.textContent = !found ? "" : !found.frames ? `no frame of ${where} matches`
       : `${exact(found.sum, unit)} in ${counted(found.frames)} matching frame${found.frames === 1 ? "" : "s"}, ${percent(found.sum, value(focus))} of ${where}`;
     const children = childrenOf(focus);
-    listTitle.textContent = `The ${Math.min(LISTED, children.length)} largest of ${counted(children.length)} branches here, as a list`;
+    listTitle.textContent = `Branches here as a list (${Math.min(LISTED, children.length)} of ${counted(children.length)}, widest first)`;
     list.replaceChildren(...children.slice(0, LISTED).map((child) => {
       const button = make("button", { type: "button" }, bdi(nameOf(child)));
       button.addEventListener("click", () => { zoom(child); (list.querySelector("button") || crumbs.querySelector("button") || find).focus(); });
@@ -296,10 +302,9 @@ leakscope.behaviours.icicle = (element, figure, extra) => {
     const used = new Set(frameKind.map((kind) => kinds[kind]));
     const swatch = (fill, text) => make("span", { class: "swatch" }, make("i", { style: `background:${fill}`, "aria-hidden": "true" }), text);
     legend.replaceChildren(...(difference
-      ? [swatch(leakscope.icicleShade(-1, 1), "less (−)"), swatch(leakscope.icicleShade(0, 1), "as before"), swatch(leakscope.icicleShade(1, 1), "more (+)")]
+      ? [swatch(leakscope.icicleShade(-1, 1), "less (-)"), swatch(leakscope.icicleShade(0, 1), "as before, or within chance"), swatch(leakscope.icicleShade(1, 1), "more (+)")]
       : kinds.filter((kind) => used.has(kind)).map((kind) => swatch(kind.fill, kind.word))));
     if (found) legend.append(swatch(FOUND, "matches the search"));
-    element.dataset.focus = nameOf(focus);
   };
 
   const zoom = (node) => {

@@ -28,7 +28,17 @@
   };
   addEventListener("hashchange", unfold);
   unfold();
+  // Paper is light.
+  let looked;
   addEventListener("beforeprint", () => {
     for (const folded of document.querySelectorAll("main details")) folded.open = true;
+    looked = root.dataset.theme;
+    root.dataset.theme = "light";
+    tell();
+  });
+  addEventListener("afterprint", () => {
+    if (looked) root.dataset.theme = looked;
+    else delete root.dataset.theme;
+    tell();
   });
 })();
