@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from leakscope.model.breakdown import Breakdown
 from leakscope.model.calibration import Calibrated
 from leakscope.model.forecast import Forecast
 from leakscope.model.runs import Run
@@ -386,4 +387,5 @@ class Report:
     timelines: list[Timeline] = field(default_factory=list)  # where asked for; not in JSON
     stores: list[StoreAudit] = field(default_factory=list)  # audits of key-value stores
     calibration: list[Calibrated] = field(default_factory=list)  # of counters over two windows of 180 readings
+    breakdown: Breakdown | None = None  # where asked for
     judged: bool = True  # False: evidence that has no memory in it; its verdict does not count beside others
