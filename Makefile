@@ -40,11 +40,13 @@ TESTS := $(BIN)/python -m pytest -n 2
 
 test: samples programs
 	@tools/system-packages.sh test
+	@tools/speedscope.sh
 	$(TESTS)
 
 # The same with every recording made under both loaders, which takes about twice as long.
 test-both: samples programs
 	@tools/system-packages.sh test
+	@tools/speedscope.sh
 	LEAKSCOPE_TEST_LOADER=both $(TESTS)
 
 check: setup

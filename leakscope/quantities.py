@@ -89,6 +89,14 @@ def rate(value: float) -> str:
     return f"{size(value)}/s"
 
 
+def interval(low: float, high: float) -> str:
+    """Bytes from low to high, the unit once where it is the same: ``1.7 … 2.0 MiB``, ``589.5 KiB … 1.4 MiB``."""
+    first, last = size(low), size(high)
+    if first.partition(" ")[2] == last.partition(" ")[2]:
+        first = first.partition(" ")[0]
+    return f"{first} … {last}"
+
+
 def counted(number: int, noun: str) -> str:
     """``1 object``, ``3,000 objects``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -6,6 +6,8 @@ The service is Python with NVTX ranges: a chain reads from range over Python lin
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +31,8 @@ def run(*command: str) -> str:
     """Run a command with its stderr passed through; its stdout is returned, a failure ends the demo."""
     shown = " ".join(Path(word).name if Path(word).is_absolute() else word for word in command)
     print(f"$ {shown}", flush=True)
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    wide = os.environ | {"COLUMNS": str(shutil.get_terminal_size().columns)}  # a pipe has no width
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT, env=wide)
     if done.returncode:
         sys.exit(done.returncode)
     return done.stdout

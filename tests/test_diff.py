@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from reports_once import reports_once
+from rich.cells import cell_len
+from snapshots_on_disk import matches
 from synthetic import PID, SyntheticCapture
 
 from leakscope.cli.main import main
@@ -101,6 +103,29 @@ def test_the_terminal_says_what_b_keeps_first(a: Path, b: Path, capsys: pytest.C
     assert main(["diff", str(a), str(b), "--top", "1"]) == 0
     shown = capsys.readouterr().out
     assert "old_cache" in shown and "… and 1 more: --top shows them" in shown
+
+
+@pytest.fixture(scope="module")
+def long_names(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As b, with a culprit whose path is long and whose name is wide."""
+    name = "服务.Handler.open_and_never_close_it (/srv/inference/releases/2026-11-30/service/handlers.py:1234)"
+    return capture(tmp_path_factory.mktemp("diff") / "b.lscope", 1.5, 53, "bb", hostile=name)
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_terminal_looks_as_pinned(
+    a: Path, long_names: Path, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["diff", str(a), str(long_names)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    paths = {
+        line: line.replace(line.split()[1], Path(line.split()[1]).name)
+        for line in lines
+        if line.startswith(("A  ", "B  "))
+    }
+    matches(f"terminal/diff_{width}", [paths.get(line, line) for line in lines])
+    assert max(cell_len(line) for line in lines if line not in paths) <= width
 
 
 def test_the_same_run_twice_differs_in_nothing(a: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -158,7 +158,7 @@ def test_a_census_ends_where_the_stream_does(tmp_path: Path) -> None:
 def test_ranges_that_cross_and_hostile_names(tmp_path: Path) -> None:
     capture = SyntheticCapture(10)
     capture.process()
-    name = 'a"},{"ph":"X\x1b</script>\u2028'
+    name = 'a"},{"ph":"X\x1b</script>\u2028\x7f\\'
     for number, (start, end) in enumerate([(1, 3), (2, 4), (5, 0)], 1):  # the last is open at the end
         capture.rows["marks"].append(
             {"id": number, "pid": 100, "tid": 100, "name": name, "domain": "d", "start_ns": capture.ns(start),

@@ -15,7 +15,7 @@ from leakscope.correlate.marks import MIN_SHARE, RULE, RangePath, range_links, s
 from leakscope.model.results import ChainLink, Site
 from leakscope.record import records
 from leakscope.record.decode.marks import Marks, mark_ids
-from leakscope.report.terminal import _name, _shortened
+from leakscope.report.chain_text import link_text, shortened
 
 # Decoding
 
@@ -167,5 +167,5 @@ def test_a_chain_in_print_keeps_its_ranges_before_the_innermost_frames() -> None
     frames = [ChainLink("frame", f"f{i}", "stack", 1, 1, 1) for i in range(9)]
     around = [ChainLink("range", "request", RULE, 1, 1, 1)]
     links = [*around, *frames, ChainLink("call", "cudaMalloc", "event", 1, 1, 1)]
-    shown = [_name(link) for link in _shortened(links)]
+    shown = [link_text(link) for link in shortened(links)]
     assert shown == ["range request", "f6", "f7", "f8", "cudaMalloc()"]

@@ -13,6 +13,7 @@ import typer
 from leakscope.cli.live import DurationOption, PoolOption
 from leakscope.cli.options import (
     DEFAULT_MEMORY,
+    ByOption,
     LayerOption,
     MemoryOption,
     PidOption,
@@ -40,7 +41,17 @@ def attribute(
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one object of schema leakscope-report/1.")] = False,
-    top: Annotated[int, typer.Option(min=0, help="Sites to list besides those of the findings.")] = 10,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Print everything, with N findings and N other sites; with --by N groups a layer.  "
+            "[default: what fits one screen]",
+            show_default=False,
+        ),
+    ] = None,
+    by: ByOption = None,
     layer: LayerOption = None,
     pid: PidOption = None,
     warmup: WarmupOption = None,
@@ -93,8 +104,9 @@ def attribute(
     how = JoinOptions(round(kernel_window_us * 1000), round(gpu_window_us * 1000), stack_frames)
     limit_bytes = size_bytes(limit, "--limit") if limit else None
     options = Options(
-        layer, pid, warmup, max(top, 20), how, limit_bytes, wrapper_rules(wrappers), timelines=page is not None
-    )
+        layer, pid, warmup, max(top or 0, 20), how, limit_bytes, wrapper_rules(wrappers),
+        by=by, timelines=page is not None,
+    )  # fmt: skip
     report = report_of(evidence, options, memory, duration, pool_blocks)
     if chains is not None:
         write_graph(report.chains, chains)

@@ -77,11 +77,9 @@ def diff(
         json.dump(found.to_json() | {"inputs": inputs}, sys.stdout, indent=1, allow_nan=False)
         print()
         return
-    from rich.text import Text
-
     from leakscope.report.console import ReportConsole
     from leakscope.report.diff import diff_lines
 
     console = ReportConsole()
-    for line, style in diff_lines(found, (str(a), str(b)), top):
-        console.print(Text(line, style), soft_wrap=True)
+    for line in diff_lines(found, (str(a), str(b)), top, console.width):
+        console.print(line, soft_wrap=True)

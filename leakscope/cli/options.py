@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from leakscope.errors import BadInputError
+from leakscope.model.breakdown import BY
 from leakscope.model.words import LAYERS
 
 if TYPE_CHECKING:
@@ -25,6 +26,23 @@ def _known_layer(layer: str | None) -> str | None:
 LayerOption = Annotated[
     str | None, typer.Option("--layer", callback=_known_layer, help=f"Only this layer: {', '.join(LAYERS)}.")
 ]
+
+
+def _known_breakdown(by: str | None) -> str | None:
+    if by is not None and by not in BY:
+        raise BadInputError(f"--by {by}: no such breakdown; there are {', '.join(BY)}")
+    return by
+
+
+ByOption = Annotated[
+    str | None,
+    typer.Option(
+        "--by",
+        metavar="WHAT",
+        callback=_known_breakdown,
+        help=f"Break all that is kept down by {', '.join(BY)}; in --json too.",
+    ),
+]
 PidOption = Annotated[int | None, typer.Option("--pid", "-p", min=0, help="Only memory of this process.")]
 WarmupOption = Annotated[
     float | None,
@@ -37,6 +55,10 @@ WrappersOption = Annotated[
     typer.Option(
         "--wrappers", metavar="FILE", help="TOML file whose [wrappers] name frames that are never the culprit."
     ),
+]
+ReportOption = Annotated[
+    Path | None,
+    typer.Option("--report", metavar="FILE.html", help="Write a page too: one file of HTML that needs no network."),
 ]
 MemoryOption = Annotated[
     str, typer.Option("--memory", metavar="SIZE", help="Memory for sums over events; beyond it they go to disk.")

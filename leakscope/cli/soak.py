@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leakscope.cli.options import ReportOption
+from leakscope.cli.outputs import require_place, write_page
 from leakscope.errors import BadInputError, ExitCode
 
 if TYPE_CHECKING:
+    from leakscope.capture import Capture
     from leakscope.model.results import Report
     from leakscope.model.soak import SoakSummary
     from leakscope.soak.watch import Plan
@@ -60,6 +63,7 @@ def soak(
             metavar="N", min=0, help="With --replay: N times as fast as it was.", show_default="as fast as it goes"
         ),
     ] = None,
+    html: ReportOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
     top: Annotated[int, typer.Option(min=0, help="Sites to list besides those of the findings.")] = 10,
 ) -> int:
@@ -84,15 +88,22 @@ def soak(
         cgroup=str(cgroup or ""),
         scale=(time_scale or 0.0) if replay is not None else None,
     )
+    if html is not None:
+        require_place(html)
     if replay is not None:
         if pid or cgroup or command:
             raise BadInputError("--replay: watches what is there; leave -p, --cgroup and -- CMD out")
-        summary, report = _replayed(replay, output, plan)
+        summary, report, capture = _replayed(replay, output, plan, html is not None)
     else:
-        summary, report = _recorded(
+        summary, report, capture = _recorded(
             plan, output, pid or [], cgroup, command or [], seconds(interval, "--interval"), restart, stacks, malloc,
-            size_bytes(min_size, "--min-size"), size_bytes(sample_bytes, "--sample-bytes"), loader,
+            size_bytes(min_size, "--min-size"), size_bytes(sample_bytes, "--sample-bytes"), loader, html is not None,
         )  # fmt: skip
+    if html is not None:
+        from leakscope.report.html.soak import soak_page
+        from leakscope.soak.course import soak_course
+
+        write_page(html, soak_page(summary, report, soak_course(capture), plan.output))
     _print(summary, report, as_json, top)
     return ExitCode.INTERRUPTED if summary.ended_by == "signal" else ExitCode.DONE
 
@@ -107,7 +118,7 @@ def _target(pid: list[int] | None, cgroup: Path | None, command: list[str] | Non
     return "PID " + ", ".join(map(str, pid)) if pid else "the whole host"
 
 
-def _replayed(path: Path, output: Path | None, plan: Plan) -> tuple[SoakSummary, Report]:
+def _replayed(path: Path, output: Path | None, plan: Plan, timelines: bool) -> tuple[SoakSummary, Report, Capture]:
     from leakscope.report.soak import SoakScreen
     from leakscope.soak.final import final_report
     from leakscope.soak.replay import Replay, open_evidence
@@ -117,7 +128,7 @@ def _replayed(path: Path, output: Path | None, plan: Plan) -> tuple[SoakSummary,
     plan.output = str(path)
     with SoakScreen(sys.stderr) as screen:
         summary = Replay(capture, Watch(plan), screen.update).run()
-    return summary, final_report(capture.path, plan.limit_bytes, inputs)
+    return summary, final_report(capture.path, plan.limit_bytes, inputs, timelines=timelines), capture
 
 
 def _recorded(
@@ -133,9 +144,11 @@ def _recorded(
     min_size: int,
     sample_bytes: int,
     loader: str,
-) -> tuple[SoakSummary, Report]:
+    timelines: bool,
+) -> tuple[SoakSummary, Report, Capture]:
     import time
 
+    from leakscope.capture import Capture
     from leakscope.record.capabilities import require_capable
     from leakscope.record.options import RecordOptions
     from leakscope.report.soak import SoakScreen
@@ -172,7 +185,8 @@ def _recorded(
     for recording in live.summaries:
         for note in dict.fromkeys([*recording.warnings, *recording.notes]):
             screen.say(note)
-    return summary, final_report(options.output, plan.limit_bytes)
+    report = final_report(options.output, plan.limit_bytes, timelines=timelines)
+    return summary, report, Capture.open(options.output)
 
 
 def _print(summary: SoakSummary, report: Report, as_json: bool, top: int) -> None:

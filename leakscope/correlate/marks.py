@@ -53,7 +53,7 @@ def site_ranges(
     """
     if not len(sites) or not con.execute("SELECT 1 FROM marks LIMIT 1").fetchall():
         return {}
-    _make_paths(con)
+    make_paths(con)
     folded = lives.loc[lives["pid"] == FOLDED_PID, ["life"]]
     con.register("wanted_sites", sites[["site", *_SITE]])
     con.register("folded_lives", folded)
@@ -81,7 +81,7 @@ def site_ranges(
     ).fetchall()
     con.unregister("wanted_sites")
     con.unregister("folded_lives")
-    names = _names(con, {int(row[1]) for row in rows})
+    names = path_names(con, {int(row[1]) for row in rows})
     found: dict[int, list[RangePath]] = {}
     for site, path, allocations, objects, size in rows:
         found.setdefault(int(site), []).append(RangePath(names[int(path)], int(allocations), int(objects), int(size)))
@@ -109,7 +109,7 @@ def range_links(site: Site, own_objects: int, paths: Iterable[RangePath]) -> lis
     return links
 
 
-def _make_paths(con: duckdb.DuckDBPyConnection) -> None:
+def make_paths(con: duckdb.DuckDBPyConnection) -> None:
     """The temporary tables `mark_paths` (source_id, id, path) and `path_names` (path, outer, name); paths are hashes.
 
     Ids are unique; in a damaged capture they need not be. A cycle of parents is never entered: walks begin at roots.
@@ -149,7 +149,7 @@ def _make_paths(con: duckdb.DuckDBPyConnection) -> None:
     )
 
 
-def _names(con: duckdb.DuckDBPyConnection, paths: set[int]) -> dict[int, tuple[str, ...]]:
+def path_names(con: duckdb.DuckDBPyConnection, paths: set[int]) -> dict[int, tuple[str, ...]]:
     """The names along each path, outermost first."""
     known: dict[int, tuple[int, str]] = {}
     missing = set(paths)

@@ -17,6 +17,7 @@ from leakscope.correlate.changes import objects_unit
 from leakscope.correlate.divergence import freeing_sites, shared_with_freeing
 from leakscope.correlate.joins.driver import JoinOptions
 from leakscope.correlate.joins.links import SiteLinks, identity_of, with_kernels, with_links
+from leakscope.correlate.kept_courses import kept_courses
 from leakscope.correlate.live_series import FINDINGS, HIDDEN, remember
 from leakscope.correlate.lives import process_lives, source_bounds
 from leakscope.correlate.marks import range_links, site_ranges
@@ -27,8 +28,9 @@ from leakscope.correlate.stacks import Stacks
 from leakscope.correlate.touches import graph_launches, touches_by_site
 from leakscope.correlate.visibility import frees_visible
 from leakscope.correlate.wrapper_rules import NO_RULES, WrapperRules
-from leakscope.detect import growth
-from leakscope.detect.findings import find, overall
+from leakscope.detect.breakdown import Names, breakdown
+from leakscope.detect.findings import find, holdings_of, overall
+from leakscope.detect.group_growth import group_growth
 from leakscope.detect.iterations import (
     Iterations,
     frees_proven,
@@ -71,6 +73,7 @@ class Options:
     wrappers: WrapperRules = NO_RULES  # of the user, beside the built-in table
     iterations: Iterations | None = None  # judge what these leave behind, in place of growth over time
     sites: int = MAX_SITES  # listed for each capture, those with most kept bytes first
+    by: str | None = None  # also break all kept bytes down by one of model.breakdown.BY
     timelines: bool = False  # also what memory did over time, to draw it
 
 
@@ -149,10 +152,9 @@ def attribute(
         findings = [in_iterations(f, judged, len(options.iterations.windows)) for f in findings]
     findings = [_with_ids(f, ids) for f in findings]
     if options.timelines:
-        unseen = sites[~sites["visible"]]
-        remember(con, HIDDEN, held, dict(zip(unseen["site"], unseen["layer"].astype(str), strict=True)), lives)
-        of_site = {site: finding.sites[0] for finding in reversed(findings) for site in finding.sites}
-        remember(con, FINDINGS, held, {number: of_site[i] for number, i in ids.items() if i in of_site}, lives)
+        unseen = held.table[held.table["site"].isin(sites.loc[~sites["visible"], "site"])].set_index("holding")
+        remember(con, HIDDEN, held, unseen["layer"].astype(str), lives)
+        remember(con, FINDINGS, held, holdings_of(findings, judged, ids), lives)
     rates = site_rates(judged)
     if options.iterations is not None:
         rates = sites_by_iteration(rates, judged)
@@ -175,6 +177,9 @@ def attribute(
     wanted = [numbers[site] for f in findings for site in f.sites]
     wanted += [int(s) for s in listed[listed["visible"]]["site"].head(options.chains)]
     chains = [build_chain(reported[s], row_of[s], stacks, nested, ranges.get(s, ())) for s in dict.fromkeys(wanted)]
+    if options.timelines:
+        for number, course in kept_courses(held, lives, reported).items():
+            reported[number].course = course
     if joined is not None:
         chains = _joined(chains, {ids[s]: row for s, row in row_of.items()}, joined)
     rows = _reconciliation(con, sites, slabs, lives, ends)
@@ -189,6 +194,7 @@ def attribute(
     verdict, rest = overall(findings, plateaus, allocated, provable, missing)
     if not allocated and len(sites):
         verdict = replace(verdict, reasons=(ONLY_SHOWN,))
+    called = Names({site: name.culprit for site, name in names.items()}, manifest.sources)
     return Report(
         verdict=verdict,
         findings=rest,
@@ -198,6 +204,7 @@ def attribute(
         sites_total=len(sites),
         losses=[*_loss_rows(losses, con), *_graph_rows(con)],
         reconciliation=rows,
+        breakdown=(breakdown(con, options.by, held, sites, lives, called, options.warm_up_s) if options.by else None),
     )
 
 
@@ -294,7 +301,6 @@ def _with_ids(finding: Verdict, ids: dict[int, str]) -> Verdict:
 
 def _layers(held: Holdings, sites: pd.DataFrame, lives: pd.DataFrame, warm_up_s: float | None) -> list[LayerTotal]:
     """Totals by layer; each byte in one layer, kinds that another kind already counts left out."""
-    windows = lives.drop_duplicates("life").set_index("life")
     sites = sites.assign(added=~sites["kind"].isin(KINDS_NOT_ADDED))
     shown = set(sites.loc[sites["added"] & sites["visible"], "site"])
     rows = held.table.iloc[held.curve_rows]
@@ -306,23 +312,16 @@ def _layers(held: Holdings, sites: pd.DataFrame, lives: pd.DataFrame, warm_up_s:
         added = of_layer[of_layer["added"]]
         counted = added[added["visible"]]
         chosen = ((rows["layer"] == layer) & rows["site"].isin(shown)).to_numpy()
-        lives_of = rows["life"].to_numpy()[chosen]
-        unique, position = np.unique(lives_of, return_inverse=True)
-        curves = np.zeros((len(unique), held.kept_bytes.shape[1]))
-        np.add.at(curves, position, held.kept_bytes[chosen])
-        bin_s = windows.loc[unique, "bin_ns"].to_numpy(np.float64) / 1e9
-        warm = growth.warm_up_bins(curves.shape[1], bin_s * curves.shape[1], warm_up_s)
-        rates = growth.rates(curves, warm, bin_s)
-        mean = float(rates.mean.sum())
-        below = float(np.sqrt(((rates.mean - rates.low) ** 2).sum()))
-        above = float(np.sqrt(((rates.high - rates.mean) ** 2).sum()))
+        life = rows["life"].to_numpy(np.int64)[chosen]
+        rates = group_growth(held.kept_bytes[chosen], np.zeros(len(life), np.int64), life, lives, warm_up_s)
+        mean, low, high = (float(v) for v in rates.iloc[0]) if len(rates) else (0.0, 0.0, 0.0)
         totals.append(
             LayerTotal(
                 layer,
                 int(counted["live_bytes"].sum()),
                 int(counted["live_objects"].sum()),
                 int(added["alloc_bytes"].sum()),
-                Growth(f"{layer}_live", mean, mean - below, mean + above),
+                Growth(f"{layer}_live", mean, low, high),
                 int(added.loc[~added["visible"], "live_bytes"].sum()),
                 int(of_layer.loc[~of_layer["added"], "live_bytes"].sum()),
                 standard_error_bytes=float(np.sqrt(counted["sampling_variance"].sum())),

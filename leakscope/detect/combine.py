@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from leakscope.model.breakdown import Group
 from leakscope.model.results import VERDICTS, LayerTotal, Report, Verdict
 
 
@@ -36,10 +37,17 @@ def combine(reports: Sequence[Report]) -> Report:
         merged.timelines += report.timelines
         merged.stores += report.stores
         merged.sites_total += report.sites_total
+        if report.breakdown:
+            groups = [replace(group, source=number) for group in report.breakdown.groups]
+            merged.breakdown = replace(report.breakdown, groups=[*_groups_of(merged), *groups])
     verdicts.sort(key=lambda v: (VERDICTS.index(v.verdict), -(v.growth.bytes_per_s if v.growth else 0.0)))
     merged.verdict = replace(verdicts[0], missing=(*verdicts[0].missing, *unjudged))
     merged.findings = verdicts[1:]
     return merged
+
+
+def _groups_of(report: Report) -> list[Group]:
+    return report.breakdown.groups if report.breakdown else []
 
 
 def _prefixed(verdict: Verdict, prefix: str) -> Verdict:

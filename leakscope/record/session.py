@@ -41,7 +41,7 @@ from leakscope.record.rings import Rings
 from leakscope.record.sampler_thread import SamplerThread
 from leakscope.record.samplers import SamplerSet
 from leakscope.record.samplers.rss_peaks import rss_peaks
-from leakscope.record.settled import SettledSites
+from leakscope.record.settled_sites import SettledSites
 from leakscope.record.side_band import SideBand
 from leakscope.record.sink import Batch, Sink
 from leakscope.record.successors import Successors

@@ -29,7 +29,7 @@ from leakscope.record.priority import prefer_this_thread
 from leakscope.record.processes import Processes
 from leakscope.record.records import CALL_RECORD
 from leakscope.record.ring import joined
-from leakscope.record.settled import SettledSites
+from leakscope.record.settled_sites import SettledSites
 from leakscope.record.side_band import SideBandEvent
 from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import suppress
+
 from rich.console import Console
+
+PIPE_WIDTH = 200
+"""Columns where nothing says how many there are: what goes through a pipe is read by grep before it is by people."""
 
 
 class ReportConsole(Console):
@@ -11,6 +18,10 @@ class ReportConsole(Console):
 
     def __init__(self) -> None:
         super().__init__(highlight=False)
+        with suppress(AttributeError):  # where text cannot be written as UTF-8 a ? stands for what is missing
+            sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+        if not self.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
+            self.width = PIPE_WIDTH
 
     def on_broken_pipe(self) -> None:
         """Raises the BrokenPipeError that rich caught."""

@@ -4,32 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rich.text import Text
+
 from leakscope.model.diff import CounterDiff, Diff, Holding, SiteDiff
 from leakscope.quantities import counted, rate, size
+from leakscope.report.cells import Column, in_columns, short_frame, wrapped
 from leakscope.report.text import printable
 
 SIGNS = {"new": "+ new", "grown": "↑ grown", "improved": "↓ less", "vanished": "- gone"}
 _STYLES = {"leak": "bold red", "inconclusive": "bold yellow", "not_leak": "bold green"}
-
-Line = tuple[str, str]
-"""(text without control characters, style)."""
+_INDENT = 3
 
 
-def diff_lines(diff: Diff, names: tuple[str, str], top: int) -> Iterator[Line]:
-    """What ``diff`` prints. ``names``: of A and B; ``top``: sites and counters that are shown."""
-    yield diff_sentence(diff), _STYLES.get(diff.verdict.verdict, "")
+def diff_lines(diff: Diff, names: tuple[str, str], top: int, width: int) -> Iterator[Text]:
+    """What ``diff`` prints, in lines of ``width`` cells. ``names``: of A and B; ``top``: sites and counters shown."""
+    lead, *more = wrapped(diff_sentence(diff), width - _INDENT)
+    style = _STYLES.get(diff.verdict.verdict, "")
+    yield Text(lead, style)
+    yield from (Text(" " * _INDENT + line, style) for line in more)
     for reason in (*diff.verdict.reasons, *(f"not known: {what}" for what in diff.verdict.missing)):
-        yield f"   {printable(reason)}", ""
-    yield "", ""
-    yield printable(f"A  {names[0]}   (the baseline)"), "dim"
-    yield printable(f"B  {names[1]}   (head)"), "dim"
-    yield work_sentence(diff), "dim"
-    yield from _table("layers", ["layer", "live in A", "live in B", "more for the same work", "growth A", "growth B"], [
+        yield from (Text(" " * _INDENT + line) for line in wrapped(reason, width - _INDENT))
+    yield Text("")
+    yield Text(printable(f"A  {names[0]}   (the baseline)"), "dim")
+    yield Text(printable(f"B  {names[1]}   (head)"), "dim")
+    yield from (Text(line, "dim") for line in wrapped(work_sentence(diff), width))
+    yield from _table("layers" if diff.layers else "", _LAYERS, [
         [d.layer, size(d.a.live_bytes), size(d.b.live_bytes), _signed(d.more_bytes), _rate(d.a), _rate(d.b)]
         for d in diff.layers
-    ])  # fmt: skip
-    yield from _sites(diff, top)
-    yield from _counters(diff.counters, top)
+    ], width)  # fmt: skip
+    yield from _sites(diff, top, width)
+    yield from _counters(diff.counters, top, width)
+
+
+_LAYERS = [
+    Column("layer"),
+    *(Column(name, True) for name in ("live in A", "live in B", "more for the same work", "growth A", "growth B")),
+]
+_SITES = [
+    Column(""), Column("layer", least=13), Column("kept in A", True, optional=1), Column("kept in B", True),
+    Column("more", True), Column("growth B", True, optional=2), Column("culprit", least=22, frames=True),
+]  # fmt: skip
+_COUNTERS = [
+    Column(""), Column("counter", least=16), Column("rise in A", True), Column("rise in B", True),
+    Column("rate A", True, optional=2), Column("rate B", True, optional=1),
+]  # fmt: skip
 
 
 def diff_sentence(diff: Diff) -> str:
@@ -53,16 +71,17 @@ def work_sentence(diff: Diff) -> str:
     return printable(f"B did {diff.ratio:.2f} times the work of A ({diff.unit})")
 
 
-def _sites(diff: Diff, top: int) -> Iterator[Line]:
+def _sites(diff: Diff, top: int, width: int) -> Iterator[Text]:
     changed = diff.changed
     same = len(diff.sites) - len(changed)
     yield from _table(
         f"sites that changed: {len(changed):,}, as before: {same:,}" if diff.sites else "",
-        ["", "layer", "kept in A", "kept in B", "more", "growth B", "culprit"],
+        _SITES,
         [_site(site) for site in leading(changed, top)],
+        width,
     )
     if len(changed) > top:
-        yield f"   … and {len(changed) - top:,} more: --top shows them, --json has all", "dim"
+        yield Text(f"   … and {len(changed) - top:,} more: --top shows them, --json has all", "dim")
 
 
 def leading(changed: Sequence[SiteDiff], top: int) -> list[SiteDiff]:
@@ -79,15 +98,15 @@ def _site(site: SiteDiff) -> list[str]:
         _kept(site.b),
         _signed(site.more_bytes),
         _rate(site.b),
-        site.culprit or (site.stack[-1] if site.stack else "unknown"),
+        short_frame(site.culprit or (site.stack[-1] if site.stack else "unknown")),
     ]
 
 
-def _counters(counters: Sequence[CounterDiff], top: int) -> Iterator[Line]:
+def _counters(counters: Sequence[CounterDiff], top: int, width: int) -> Iterator[Text]:
     moved = [c for c in counters if c.a is None or c.b is None or c.apart or c.more]
     yield from _table(
         f"counters: {len(counters):,}" if counters else "",
-        ["", "counter", "rise in A", "rise in B", "rate A", "rate B"],
+        _COUNTERS,
         [
             [
                 "≠" if c.apart else "",
@@ -100,26 +119,22 @@ def _counters(counters: Sequence[CounterDiff], top: int) -> Iterator[Line]:
             ]
             for c in moved[:top]
         ],
+        width,
     )
     if any(c.apart for c in moved[:top]):
-        yield "   ≠ the 95 % intervals of the two rates are apart", "dim"
+        yield Text("   ≠ the 95 % intervals of the two rates are apart", "dim")
     if len(moved) > top:
-        yield f"   … and {len(moved) - top:,} more: --top shows them, --json has all", "dim"
+        yield Text(f"   … and {len(moved) - top:,} more: --top shows them, --json has all", "dim")
 
 
-def _table(title: str, head: list[str], rows: list[list[str]]) -> Iterator[Line]:
-    """Columns as wide as their cells; the last one is not padded."""
+def _table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Iterator[Text]:
     if not title:
         return
-    yield "", ""
-    yield title, "bold"
-    if not rows:
-        return
-    cells = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in [head, *cells]) for i in range(len(head))]
-    for number, row in enumerate([head, *cells]):
-        text = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield f"   {text}".rstrip(), "" if number else "dim"
+    yield Text("")
+    yield Text(title, "bold")
+    if rows:
+        for line in in_columns(columns, rows, width - _INDENT):
+            yield Text(" " * _INDENT + line.plain, "dim" if line.style == "bold" else "")
 
 
 def _kept(holding: Holding) -> str:

@@ -14,9 +14,9 @@ def report_json(report: Report) -> dict[str, Any]:
     ``sites_total``), layers, losses and reconciliation (rows of source, what, and count or bytes), joins (what each
     rule matched, left ambiguous and refused), clocks (residual of each source in ns), calibration
     (rss, vss and gpu_used against their references, where counters span two windows of 180 readings), stores (audits
-    of key-value stores), inputs.
+    of key-value stores), inputs; and breakdown (by, groups) where one was asked for.
     """
-    return {
+    values = {
         "schema": SCHEMA,
         "verdict": report.verdict.to_json(),
         "findings": [finding.to_json() for finding in report.findings],
@@ -32,3 +32,4 @@ def report_json(report: Report) -> dict[str, Any]:
         "stores": [store.to_json() for store in report.stores],
         "inputs": report.inputs,
     }
+    return values | ({"breakdown": report.breakdown.to_json()} if report.breakdown else {})

@@ -57,7 +57,7 @@ def _lines(outcome: Outcome) -> Iterator[str]:
 
 
 def _finding(finding: Verdict, outcome: Outcome) -> Iterator[str]:
-    from leakscope.report.terminal import chain_line
+    from leakscope.report.chain_text import chain_line
 
     frame = (finding.culprit and finding.culprit.frame) or "unknown code"
     count = max(1, outcome.chosen.repeat)

@@ -81,12 +81,18 @@ def _events(one: Placed, source: int, offset_ns: int, number: int) -> Iterator[l
 
 
 def _macros(con: duckdb.DuckDBPyConnection, offset_ns: int, number: int) -> None:
-    """us: JSON number of a time. shown, thread: PIDs and TIDs of the trace. place: (scope, scope_id) → PID."""
+    """us: JSON number of a time. quoted: JSON of a text. shown, thread: PIDs and TIDs of the trace. place: (scope,
+    scope_id) → PID.
+
+    Perfetto refuses a whole file for one raw control character in a text, DEL included (ReadOneJsonString in its
+    json_trace_tokenizer.cc), which JSON allows and DuckDB leaves as it is.
+    """
     base = number * SOURCE_STRIDE
     con.execute(
         f"""
         CREATE MACRO signed_us(ns) AS
             format('{{}}{{}}.{{:03d}}', CASE WHEN ns < 0 THEN '-' ELSE '' END, abs(ns) // 1000, abs(ns) % 1000);
+        CREATE MACRO quoted(value) AS replace(to_json(value::VARCHAR)::VARCHAR, chr(127), '\\u007f');
         CREATE MACRO us(ns) AS signed_us((ns + {int(offset_ns)})::BIGINT);
         CREATE MACRO shown(pid) AS
             ({base} + CASE WHEN pid = 0 THEN {NO_PID} WHEN pid < 0 THEN {FOLDED} ELSE pid END)::BIGINT;
@@ -105,49 +111,49 @@ def _macros(con: duckdb.DuckDBPyConnection, offset_ns: int, number: int) -> None
 _NAMES = (
     """
     SELECT format('{{"ph":"M","name":"process_name","pid":{},"args":{{"name":{}}}}}', shown(pid),
-                  to_json(CASE WHEN pid = 0 THEN 'process not known' WHEN pid < 0 THEN 'short-lived processes'
+                  quoted(CASE WHEN pid = 0 THEN 'process not known' WHEN pid < 0 THEN 'short-lived processes'
                                ELSE coalesce(nullif(name, ''), 'process ' || pid) END || $evidence))
     FROM found LEFT JOIN processes USING (pid) ORDER BY pid
     """,
     f"""
     SELECT format('{{{{"ph":"M","name":"process_name","pid":{{}},"args":{{{{"name":{{}}}}}}}}}}', shown(pid),
-                  to_json(trim(scope || ' ' || scope_id) || $evidence))
+                  quoted(trim(scope || ' ' || scope_id) || $evidence))
     FROM places WHERE scope <> 'process' OR pid >= {SCOPES} ORDER BY pid
     """,
     """
     SELECT format('{{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":{}}}}}', shown(pid),
                   thread(tid, track),
-                  to_json(CASE WHEN track = 'range' THEN 'NVTX of thread ' ELSE 'thread ' END || tid))
+                  quoted(CASE WHEN track = 'range' THEN 'NVTX of thread ' ELSE 'thread ' END || tid))
     FROM (SELECT pid, tid, track FROM slices WHERE nested UNION SELECT pid, tid, 'call' FROM launches) ORDER BY ALL
     """,
 )
 _EVENTS = (
     """
     SELECT format('{{"ph":"C","name":"live bytes","pid":{},"ts":{},"args":{{{}:{}}}}}', shown(pid), us(ts_ns),
-                  to_json(layer), bytes)
+                  quoted(layer), bytes)
     FROM live
     """,
     """
-    SELECT format('{{"ph":"C","name":{},"pid":{},"ts":{},"args":{{"value":{}}}}}', to_json(counter), shown(p.pid),
+    SELECT format('{{"ph":"C","name":{},"pid":{},"ts":{},"args":{{"value":{}}}}}', quoted(counter), shown(p.pid),
                   us(ts_ns), to_json(value))
     FROM counters c JOIN places p ON c.scope = p.scope AND c.scope_id = p.scope_id ORDER BY ts_ns, p.pid, counter
     """,
     """
-    SELECT format('{{"ph":"X","name":{},"cat":{},"pid":{},"tid":{},"ts":{},"dur":{}{}}}', to_json(name),
-                  to_json(coalesce(nullif(category, ''), track)), shown(pid), thread(tid, track), us(ts_ns),
+    SELECT format('{{"ph":"X","name":{},"cat":{},"pid":{},"tid":{},"ts":{},"dur":{}{}}}', quoted(name),
+                  quoted(coalesce(nullif(category, ''), track)), shown(pid), thread(tid, track), us(ts_ns),
                   signed_us(end_ns - ts_ns),
                   CASE WHEN track = 'call' THEN format(',"args":{{"size_bytes":{},"result":{}}}', size_bytes, result)
                        ELSE '' END)
     FROM slices WHERE nested
     """,
     """
-    SELECT format('{{"ph":"{}","name":{},"cat":{},"id":"{}-{}","pid":{},"tid":{},"ts":{}}}', ph, to_json(name),
-                  to_json(coalesce(nullif(category, ''), track)), track, id, shown(pid), thread(tid, track), us(at_ns))
+    SELECT format('{{"ph":"{}","name":{},"cat":{},"id":"{}-{}","pid":{},"tid":{},"ts":{}}}', ph, quoted(name),
+                  quoted(coalesce(nullif(category, ''), track)), track, id, shown(pid), thread(tid, track), us(at_ns))
     FROM (SELECT *, 'b' AS ph, ts_ns AS at_ns FROM slices WHERE NOT nested
           UNION ALL SELECT *, 'e', end_ns FROM slices WHERE NOT nested) ORDER BY at_ns, ph DESC, id
     """,
     """
-    SELECT format('{{"ph":"i","s":"t","name":{},"cat":"launch","pid":{},"tid":{},"ts":{},"args":{}}}', to_json(name),
+    SELECT format('{{"ph":"i","s":"t","name":{},"cat":"launch","pid":{},"tid":{},"ts":{},"args":{}}}', quoted(name),
                   shown(pid), thread(tid, 'call'), us(ts_ns),
                   to_json({'grid': grid, 'block': block, 'stream': format('{:#x}', stream)}))
     FROM launches

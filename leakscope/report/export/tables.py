@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from leakscope.model.results import Report, Site
 
 
+FORMULA = "=+-@\t\r\n＝＋－＠"
+"""First characters that make a cell a formula in Excel, LibreOffice or Google Sheets, the full-width forms included."""
+GUARD = "'"
+
+
 class Batches(NamedTuple):
     """A table in pieces, all of one schema."""
 
@@ -46,7 +51,8 @@ def _site_row(site: Site, evidence: str) -> dict[str, Any]:
 
 
 def write_csv(tables: Iterable[Batches], path: Path | BinaryIO) -> None:
-    """One header, then all rows; lists are joined with ``;`` as in folded stacks. The schemas are the same."""
+    """One header, then all rows, all of one schema. Lists are joined with ``;`` as in folded stacks, text is
+    :func:`guarded`."""
     import pyarrow.csv as pc
 
     writer = None
@@ -82,11 +88,26 @@ def _flat_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def _flat(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Lists of text as one text."""
+    """Lists of text as one text; no text is a formula."""
     import pyarrow as pa
 
     def joined(cells: list[list[str] | None]) -> pa.Array:
         return pa.array([None if cell is None else ";".join(map(folded_frame, cell)) for cell in cells], pa.string())
 
     columns = [joined(c.to_pylist()) if pa.types.is_list(c.type) else c for c in batch.columns]
+    columns = [guarded(column) if pa.types.is_string(column.type) else column for column in columns]
     return pa.RecordBatch.from_arrays(columns, schema=_flat_schema(batch.schema))
+
+
+def guarded(texts: pa.Array) -> pa.Array:
+    """``texts`` with ``'`` before those that a spreadsheet would take for a formula.
+
+    Those begin with one of :data:`FORMULA` (OWASP, "CSV Injection"); so that the guard can be taken off again, texts
+    that begin with ``'`` get one more. The reverse: take one ``'`` from the beginning of each text that has one.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    first = pc.utf8_slice_codeunits(texts, 0, 1)
+    dangerous = pc.is_in(first, value_set=pa.array([*FORMULA, GUARD], pa.string()))
+    return pc.if_else(dangerous, pc.binary_join_element_wise(GUARD, texts, ""), texts)

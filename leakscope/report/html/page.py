@@ -50,6 +50,8 @@ __all__ = [
 
 LONGEST_TEXT = 300
 """Longer texts are folded to this many characters."""
+WIDE_TEXT = 60
+"""A cell of a longer text gets room for it: a phone scrolls the table sideways rather than down a screen a row."""
 LONGEST_DESCRIPTION = 3000
 SHORT_CELL = 28
 """Cells of a table up to so long stay in one line."""
@@ -62,6 +64,7 @@ _TONES = {
     **dict.fromkeys(("leak", "failed", "regression", "critical"), "bad"),
     **dict.fromkeys(("not_leak", "passed", "no regression", "normal"), "good"),
 }
+_WORDS = {"not_leak": "no leak"}  # as on a terminal
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 _IN_JSON = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
@@ -144,7 +147,8 @@ def _tone(verdict: str) -> str:
 
 
 def _badge(verdict: str) -> str:
-    return f'<strong class="badge {_tone(verdict)}">{html.escape(printable(verdict.replace("_", " ")))}</strong>'
+    word = _WORDS.get(verdict, verdict.replace("_", " "))
+    return f'<strong class="badge {_tone(verdict)}">{html.escape(printable(word))}</strong>'
 
 
 def _section(section: Section) -> str:
@@ -204,7 +208,7 @@ def _cell(cell: Cell, right: bool) -> str:
     if cell is None:
         return f'<td{_right(right)}><span aria-label="no value">–</span></td>'
     if isinstance(cell, Value):
-        return f'<td class="number" data-value="{cell.raw!r}">{html.escape(printable(cell.text))}</td>'
+        return f'<td class="number" data-value="{_plain(cell.raw)}">{html.escape(printable(cell.text))}</td>'
     if isinstance(cell, Code):
         return f"<td{_right(right)}><code>{text(cell.text, 160)}</code></td>"
     if isinstance(cell, Lines):
@@ -213,9 +217,14 @@ def _cell(cell: Cell, right: bool) -> str:
         return f'<td><details class="lines"><summary>{shown}</summary><ol>{lines}</ol></details></td>'
     if isinstance(cell, int | float):
         shown = f"{cell:,}" if isinstance(cell, int) else f"{cell:,.4g}"
-        return f'<td class="number" data-value="{cell!r}">{shown}</td>'
-    kind = "number" if right else "short" if len(cell) <= SHORT_CELL else ""
+        return f'<td class="number" data-value="{_plain(cell)}">{shown}</td>'
+    kind = "number" if right else "short" if len(cell) <= SHORT_CELL else "wide" if len(cell) > WIDE_TEXT else ""
     return f'<td class="{kind}">{text(cell)}</td>' if kind else f"<td>{text(cell)}</td>"
+
+
+def _plain(number: int | float) -> str:
+    """The number as JavaScript reads it, numpy's too."""
+    return repr(number) if isinstance(number, int) else repr(float(number))
 
 
 def _data(figure: Figure) -> str:

@@ -82,16 +82,24 @@ def next_steps(report: Report) -> list[str]:
     verdict = report.verdict
     paths = [str(input_.get("path", "")) for input_ in report.inputs]
     evidence = " ".join(map(shlex.quote, paths)).replace("`", "'") or "CAPTURE"
-    capture = next((str(i.get("path", "")) for i in report.inputs if "limits" not in i), "")
+    capture = _capture_of(report)
     steps: list[str] = []
     if verdict.verdict == "leak":
         culprit = verdict.culprit
-        where = (culprit and (culprit.frame or culprit.owner)) or culprit_of(verdict)
-        steps.append(f"Look at {as_code(where)}: {_CHECK.get(verdict.kind, 'find who should free what it allocates')}.")
+        check = _CHECK.get(verdict.kind, "find who should free what it allocates")
+        if where := (culprit and (culprit.frame or culprit.owner)):
+            steps.append(f"Look at {as_code(where)}: {check}.")
+        else:
+            steps.append(
+                f"{as_code(culprit_of(verdict))} shows that memory is kept, not by whom. Record the process while it "
+                "grows: `leakscope record -p PID -o run.lscope`, then `leakscope attribute run.lscope`."
+            )
+            if verdict.kind in _CHECK:
+                steps.append(f"Meanwhile: {check}.")
         if capture:
             steps.append(f"See who holds it: {as_code(f'leakscope liveness {shlex.quote(capture)}')}")
         steps.append(
-            f"After the fix, record again and compare: {as_code(f'leakscope diff {evidence.split()[0]} AFTER.lscope')}"
+            f"After the fix, record again and compare: {as_code(f'leakscope diff {shlex.quote(capture)} AFTER.lscope')}"
             if capture
             else f"Every number of this page: {as_code(f'leakscope attribute {evidence} --json')}"
         )
@@ -106,6 +114,15 @@ def next_steps(report: Report) -> list[str]:
             steps.append(f"Growth below {shown} would not have shown: record longer where that matters.")
         steps.append(f"Keep this as a baseline: {as_code(f'leakscope baseline update {evidence}')}")
     return steps
+
+
+def _capture_of(report: Report) -> str:
+    """Path of the capture that the verdict is about, '' where it is about files of other tools."""
+    captures = [str(one.get("path", "")) for one in report.inputs if "limits" not in one]
+    number = report.verdict.sites[0].partition(":")[0] if report.verdict.sites else ""
+    if number.isdigit() and len(captures) > 1:
+        return captures[int(number)] if int(number) < len(captures) else ""
+    return captures[0] if captures else ""
 
 
 def headline_sentences(verdicts: Sequence[Verdict], most: int) -> list[Verdict]:

@@ -10,7 +10,7 @@ import pytest
 from recording import Recorder, Recording, waiting
 
 from leakscope.record.records import MEM_RECORD, OP_ALLOC, OP_FREE
-from leakscope.record.settled import BUSY_PER_WINDOW, GROWTH_SHARE, GROWTH_SLACK, WINDOW_NS, WINDOWS, SettledSites
+from leakscope.record.settled_sites import BUSY_PER_WINDOW, GROWTH_SHARE, GROWTH_SLACK, WINDOW_NS, WINDOWS, SettledSites
 
 BUSY = BUSY_PER_WINDOW
 
@@ -79,7 +79,7 @@ def test_objects_of_before_that_end_are_no_growth() -> None:
 
 
 QUICK = """
-import leakscope.record.settled as settled
+import leakscope.record.settled_sites as settled
 from leakscope.cli.main import main
 settled.WINDOW_NS, settled.BUSY_PER_WINDOW = {window_ns}, 100
 main()
