@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from recording import ROOT
 
 from leakscope.cli.main import VERBS, main
 from leakscope.model.words import LOSS_KINDS
-from tools.reference import FOLDER, pages
+from tools.reference import FOLDER
+from tools.reference import pages as made_pages
 from tools.reference.commands import commands
 from tools.reference.json_keys import LEFT_OUT, Key
 from tools.reference.json_page import documented
 
 DOCUMENTS = documents()
+pages = cache(made_pages)
 
 
 def links(path: Path) -> Iterator[tuple[int, str]]:

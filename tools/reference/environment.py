@@ -51,6 +51,8 @@ def variables() -> set[str]:
 
 
 def _of(source: str) -> Iterator[str]:
+    if "environ" not in source and "getenv" not in source:
+        return
     tree = ast.parse(source)
     constants = {
         target.id: node.value.value

@@ -85,6 +85,7 @@ class Key:
     of: type | None = None
 
 
+@cache
 def keys_of_class(cls: type) -> list[Key]:
     """Keys of what ``to_json`` of a result class returns; its fields where it has none."""
     method = vars(cls).get("to_json")
