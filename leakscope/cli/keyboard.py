@@ -24,7 +24,7 @@ class Keyboard:
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
         self._saved: list[Any] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # Ctrl-Z may come while the main thread holds it
         self._closed = True
         self._wake_read, self._wake_write = os.pipe()
         self._on_stop: Any = None
@@ -107,7 +107,8 @@ class Keyboard:
         self._give_back()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
-        signal.signal(signal.SIGTSTP, self._stopped)  # after SIGCONT; wait() takes the keyboard again
+        signal.signal(signal.SIGTSTP, self._stopped)  # from here on after SIGCONT
+        self._take()
 
 
 def keyboard_of(stream: Any, *, shared: bool) -> Keyboard:

@@ -20,6 +20,7 @@ _SHOWN = frozenset(
     {"rss", "cgroup", "cgroup_limit", "gpu_used", "gpu_total", "meminfo_MemTotal", "meminfo_MemAvailable"}
 )
 _LAYERS = ("kernel", "host", "gpu")
+_ORDER = (*_LAYERS, "rss", "host used", "cgroup", "gpu used")
 
 
 class Tracks:
@@ -48,11 +49,17 @@ class Tracks:
 
     def add(self, reading: LiveReading) -> tuple[Track, ...]:
         """The tracks with the figures of now. A layer in which nothing was ever live has none."""
-        values = {layer: float(reading.live_bytes.get(layer, 0)) for layer in _LAYERS}
-        values = {layer: value for layer, value in values.items() if value or layer in self._courses}
-        for name, value in {**values, **self._sampled()}.items():
-            self._courses.setdefault(name, Course()).add(reading.elapsed_s, value)
-        return tuple(self._track(name, course) for name, course in self._courses.items())
+        courses = self._courses
+        for layer in _LAYERS:
+            value = float(reading.live_bytes.get(layer, 0))
+            if value and layer not in courses:
+                courses[layer] = Course()
+                courses[layer].add(0.0, 0.0)  # what was there before the recording does not count
+            if layer in courses:
+                courses[layer].add(reading.elapsed_s, value)
+        for name, value in self._sampled().items():
+            courses.setdefault(name, Course()).add(reading.elapsed_s, value)
+        return tuple(self._track(name, courses[name]) for name in _ORDER if name in courses)
 
     def _track(self, name: str, course: Course) -> Track:
         change, window_s = course.change(WINDOW_S)

@@ -207,7 +207,7 @@ class LiveView:
             self._stream.flush()
         elif self._how == "live":
             if self._live is None:
-                from leakscope.cli.screen import Screen
+                from leakscope.report.live.screen import Screen
 
                 self._live = Screen(self._stream)
             self._live.show(partial(live_view, state))

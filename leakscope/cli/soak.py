@@ -15,6 +15,7 @@ from leakscope.errors import BadInputError, ExitCode
 if TYPE_CHECKING:
     from leakscope.model.results import Report
     from leakscope.model.soak import SoakSummary
+    from leakscope.report.soak import SoakScreen
     from leakscope.soak.watch import Plan
 
 
@@ -60,6 +61,12 @@ def soak(
             metavar="N", min=0, help="With --replay: N times as fast as it was.", show_default="as fast as it goes"
         ),
     ] = None,
+    progress: Annotated[
+        str,
+        typer.Option(
+            help="What stderr shows meanwhile: live (a view), lines (each interval), none, or auto: see docs."
+        ),
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
     top: Annotated[int, typer.Option(min=0, help="Sites to list besides those of the findings.")] = 10,
 ) -> int:
@@ -87,14 +94,24 @@ def soak(
     if replay is not None:
         if pid or cgroup or command:
             raise BadInputError("--replay: watches what is there; leave -p, --cgroup and -- CMD out")
-        summary, report = _replayed(replay, output, plan)
+        summary, report = _replayed(replay, output, plan, progress)
     else:
         summary, report = _recorded(
             plan, output, pid or [], cgroup, command or [], seconds(interval, "--interval"), restart, stacks, malloc,
-            size_bytes(min_size, "--min-size"), size_bytes(sample_bytes, "--sample-bytes"), loader,
+            size_bytes(min_size, "--min-size"), size_bytes(sample_bytes, "--sample-bytes"), loader, progress,
         )  # fmt: skip
     _print(summary, report, as_json, top)
     return ExitCode.INTERRUPTED if summary.ended_by == "signal" else ExitCode.DONE
+
+
+def _screen(progress: str, interval_s: float, *, command: bool) -> SoakScreen:
+    from leakscope.cli.keyboard import keyboard_of
+    from leakscope.cli.live_view import shown_as
+    from leakscope.report.soak import LINE_EVERY_S, SoakScreen
+
+    how = shown_as(progress, sys.stderr, command=command, quiet="lines")
+    keyboard = keyboard_of(sys.stderr, shared=command) if how == "live" else None
+    return SoakScreen(sys.stderr, how, keyboard, interval_s if progress == "lines" else LINE_EVERY_S)
 
 
 def _target(pid: list[int] | None, cgroup: Path | None, command: list[str] | None, replay: Path | None) -> str:
@@ -107,16 +124,17 @@ def _target(pid: list[int] | None, cgroup: Path | None, command: list[str] | Non
     return "PID " + ", ".join(map(str, pid)) if pid else "the whole host"
 
 
-def _replayed(path: Path, output: Path | None, plan: Plan) -> tuple[SoakSummary, Report]:
-    from leakscope.report.soak import SoakScreen
+def _replayed(path: Path, output: Path | None, plan: Plan, progress: str) -> tuple[SoakSummary, Report]:
     from leakscope.soak.final import final_report
     from leakscope.soak.replay import Replay, open_evidence
     from leakscope.soak.watch import Watch
 
     capture, inputs = open_evidence(path, output)
     plan.output = str(path)
-    with SoakScreen(sys.stderr) as screen:
-        summary = Replay(capture, Watch(plan), screen.update).run()
+    with _screen(progress, 0.0, command=False) as screen:
+        replay = Replay(capture, Watch(plan), screen.update)
+        screen.on_quit = replay.stop
+        summary = replay.run()
     return summary, final_report(capture.path, plan.limit_bytes, inputs)
 
 
@@ -133,12 +151,12 @@ def _recorded(
     min_size: int,
     sample_bytes: int,
     loader: str,
+    progress: str,
 ) -> tuple[SoakSummary, Report]:
     import time
 
     from leakscope.record.capabilities import require_capable
     from leakscope.record.options import RecordOptions
-    from leakscope.report.soak import SoakScreen
     from leakscope.soak.final import final_report
     from leakscope.soak.live import RESTARTS, LiveSoak
     from leakscope.soak.watch import Watch
@@ -166,8 +184,9 @@ def _recorded(
     )
     plan.output = str(options.output)
     require_capable(loader)
-    with SoakScreen(sys.stderr) as screen:
-        live = LiveSoak(options, Watch(plan), restart, screen.update, screen.say)
+    with _screen(progress, interval_s, command=bool(command)) as screen:
+        live = LiveSoak(options, Watch(plan), restart, screen.update, screen.say, screen.how == "live")
+        screen.on_quit = live.stop
         summary = live.run()
     for recording in live.summaries:
         for note in dict.fromkeys([*recording.warnings, *recording.notes]):

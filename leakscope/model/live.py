@@ -69,13 +69,15 @@ class LiveReading:
 
 @dataclass(frozen=True)
 class Track:
-    """One counter over time, in bytes: its latest value, the change over the last ``window_s``, the course so far."""
+    """One counter over time: its latest value, the change over the last ``window_s`` (None: not known), the course so
+    far in few points."""
 
     name: str
     value: float
-    change: float
+    change: float | None
     window_s: float
     course: tuple[float, ...]
+    in_bytes: bool = True
 
 
 @dataclass(frozen=True)

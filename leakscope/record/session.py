@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leakscope.capture import CaptureWriter
@@ -186,9 +187,15 @@ class Session:
         census = self._begin_census(columns, objects) if options.mode == "census" else None
         self.live: LiveReadings | None = None
         if watched:
-            own = Counters(self._programs.map("counters"))
             self.live = LiveReadings(
-                options, writer, columns, self._interner, self._mark_rows, self._rings, own, lambda: self.read_events
+                options,
+                writer,
+                columns,
+                self._interner,
+                self._mark_rows,
+                self._rings,
+                partial(self._losses_so_far, Counters(self._programs.map("counters"))),
+                lambda: self.read_events,
             )
             self._mark_rows.remember = True
             if isinstance(self.live.sums, SiteTable):
@@ -430,6 +437,10 @@ class Session:
             "segments": segments_of(self._spaces),
             "notes": self.notes,
         }
+
+    def _losses_so_far(self, counters: Counters) -> list[Loss]:
+        """From another thread, which has `counters` for itself: a map serves one thread."""
+        return counters.losses() + recursion_losses(dict(self._attachments.programs)) + self._interner.losses()
 
     def _losses(self, lines: Lines) -> list[Loss]:
         losses = self._counters.losses() + self._counters.left_out() + (self._recursion or []) + self._small.losses()

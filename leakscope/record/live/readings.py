@@ -11,12 +11,12 @@ import numpy as np
 
 from leakscope.capture import CaptureWriter
 from leakscope.model.live import GrowingSite, LiveFrame, LiveReading, Stack
+from leakscope.model.recording import Loss
 from leakscope.model.words import KINDS, LAYERS
 from leakscope.record.decode.columns import EventColumns
 from leakscope.record.decode.marks import Marks
 from leakscope.record.live.sites import IDENTITY, SAMPLED_KINDS, CensusSums, SiteTable
 from leakscope.record.live.window import GrowthWindow
-from leakscope.record.losses import Counters
 from leakscope.record.options import RecordOptions
 from leakscope.record.rings import Rings
 from leakscope.record.symbols.interner import Interner
@@ -50,17 +50,19 @@ class LiveReadings:
         interner: Interner,
         marks: Marks,
         rings: Rings,
-        counters: Counters,
+        losses: Callable[[], list[Loss]],
         events: Callable[[], int],
     ) -> None:
-        """:param counters: for this object alone: a map serves one thread. :param events: read so far."""
+        """:param losses: what is known to be lost so far, asked in the thread of :meth:`read`.
+        :param events: how many were read so far.
+        """
         self._options = options
         self._writer = writer
         self._columns = columns
         self._interner = interner
         self._marks = marks
         self._rings = rings
-        self._counters = counters
+        self._losses = losses
         self._events = events
         self._began = time.monotonic()
         census = options.mode == "census"
@@ -99,7 +101,7 @@ class LiveReadings:
             events=self._events(),
             live_bytes=dict(zip(LAYERS, sums.by_layer.tolist(), strict=True)),
             sites=tuple(sites),
-            losses=tuple(self._counters.losses()),
+            losses=tuple(self._losses()),
             ring_fill=self._rings.fill_share(),
             disk_bytes=self._disk_bytes(),
         )

@@ -1,1 +1,1 @@
-"""The live view of a recording: from its figures to something that a terminal shows. Pure functions, as all reports."""
+"""The live view of a recording: pure functions from its figures to what a terminal shows, and where it is drawn."""

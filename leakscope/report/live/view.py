@@ -38,19 +38,19 @@ def clock(seconds: float) -> str:
 def live_view(state: LiveState, width: int, height: int, ascii_only: bool = False) -> RenderableType:
     """The screen of ``leakscope record`` in at most ``width`` columns and ``height`` lines."""
     reading = state.reading
-    head = heading("record", reading.elapsed_s, state.duration_s, state.target, state.paused)
+    head = heading("record", reading.elapsed_s, state.duration_s, state.target, paused=state.paused)
     figures = f"{counted(reading.events, 'event')}, {state.events_per_s:,.0f}/s"
-    facts = _line(f"{figures}  ring {reading.ring_fill:.0%}  disk {size(reading.disk_bytes)}", "dim")
+    facts = line(f"{figures}  ring {reading.ring_fill:.0%}  disk {size(reading.disk_bytes)}", "dim")
     parts: list[RenderableType] = [head, facts, losses_line(reading.losses)]
     if state.forecast:
-        parts.append(_line(forecast_line(state.forecast), "bold"))
-    last = _line(f"{_keys(state.keys)}; {printable(state.output)}", "dim")
+        parts.append(line(forecast_line(state.forecast), "bold"))
+    last = footer(state.keys, state.output)
     return fitted(parts, state.tracks, reading, last, width, height, ascii_only)
 
 
-def heading(verb: str, elapsed_s: float, duration_s: float | None, target: str, paused: bool) -> Text:
+def heading(verb: str, elapsed_s: float, duration_s: float | None, target: str, *, paused: bool) -> Text:
     """Who is watched, for how long so far."""
-    head = _line(f"leakscope {verb}  {clock(elapsed_s)}", "bold")
+    head = line(f"leakscope {verb}  {clock(elapsed_s)}", "bold")
     if duration_s:
         head.append(f" of {clock(duration_s)}")
     if paused:
@@ -67,8 +67,10 @@ def fitted(
     width: int,
     height: int,
     ascii_only: bool = False,
+    extras: Sequence[RenderableType] = (),
 ) -> RenderableType:
-    """``parts`` of a line each, the sites that grow, the tracks, ``last``: what fits into so many lines."""
+    """What fits into so many lines. In order of importance: ``parts`` of a line each, ``last``, the sites that grow,
+    the tracks, the latest of ``extras``."""
     left = height - len(parts)
     below = [last] if left > 1 else []
     left -= len(below)
@@ -79,19 +81,32 @@ def fitted(
         sites = [sites_table(first[:rows], width)]
         left -= 1 + rows
     elif reading is not None and not first and left > 0:
-        sites = [_line("no site grows", "dim")]
+        sites = [line("no site grows", "dim")]
         left -= 1
     kept = tracks[: max(0, left - 1)]
+    left -= 1 + len(kept) if kept else 0
     courses: list[RenderableType] = [tracks_table(kept, width, ascii_only)] if kept else []
-    return Group(*list(parts)[: max(1, height)], *courses, *sites, *below)
+    more = list(extras)[-left:] if left > 0 else []
+    return Group(*list(parts)[: max(1, height)], *courses, *sites, *more, *below)
 
 
 def losses_line(losses: Sequence[Loss]) -> Text:
-    """What was lost so far, in red and by its words; nothing of what is a limit of the method alone."""
-    lost = [loss for loss in losses if loss.what not in QUIET_LOSSES]
+    """What was lost so far, by its words: in red, but for the few events that every recording misses (probes hit inside
+    probes). Nothing of what is a limit of the method alone."""
+    lost = lost_by_kind(losses)
     if not lost:
-        return _line("lost: nothing", "dim")
-    return _line("LOST: " + "; ".join(f"{loss.count:,} {loss.what} ({loss.probe})" for loss in lost), "bold red")
+        return line("lost: nothing", "dim")
+    said = ", ".join(f"{count:,} {what}" for what, count in lost.items())
+    return line(f"lost: {said}", "yellow") if set(lost) == {"recursion_miss"} else line(f"LOST: {said}", "bold red")
+
+
+def lost_by_kind(losses: Sequence[Loss]) -> dict[str, int]:
+    """How much of each kind was lost, the most telling first."""
+    found: dict[str, int] = {}
+    for loss in losses:
+        if loss.what not in QUIET_LOSSES:
+            found[loss.what] = found.get(loss.what, 0) + loss.count
+    return dict(sorted(found.items(), key=lambda item: item[0] == "recursion_miss"))
 
 
 def tracks_table(tracks: Sequence[Track], width: int, ascii_only: bool = False) -> Table:
@@ -105,11 +120,13 @@ def tracks_table(tracks: Sequence[Track], width: int, ascii_only: bool = False) 
         table.add_column(window, justify="right", no_wrap=True)
     table.add_column("so far", no_wrap=True, overflow="crop")
     names = [printable(track.name) for track in tracks]
-    taken = max(map(len, names)) + max(10, *(len(size(track.value)) for track in tracks)) + 4
+    taken = max(map(len, names)) + max(10, *(len(amount(track.value, track.in_bytes)) for track in tracks)) + 4
     taken += max(11, len(window)) + 2 if change else 0
     bars = ASCII_BARS if ascii_only else BARS
     for name, track in zip(names, tracks, strict=True):
-        cells = [size(track.value), *([gain(track.change)] if change else [])]
+        cells = [amount(track.value, track.in_bytes)]
+        if change:
+            cells.append("" if track.change is None else gain(track.change, track.in_bytes))
         table.add_row(name, *cells, sparkline(track.course, max(_LEAST_BARS, width - taken), bars))
     return table
 
@@ -151,21 +168,27 @@ def shortened(frame: str) -> str:
     return printable(text)
 
 
-def gain(value: float) -> str:
+def amount(value: float, in_bytes: bool = True) -> str:
+    """``1.5 MiB``, or ``1,500`` of what is no bytes."""
+    return size(value) if in_bytes else f"{value:,.0f}"
+
+
+def gain(value: float, in_bytes: bool = True) -> str:
     """``+1.5 MiB``."""
-    text = size(value)
-    return text if text.startswith(("-", "?", "0 ")) else f"+{text}"
+    text = amount(value, in_bytes)
+    return text if text.startswith(("-", "?", "0")) else f"+{text}"
 
 
-def _keys(keys: bool) -> str:
-    return "q ends it, p pauses the view" if keys else "Ctrl-C ends it"
+def footer(keys: bool, output: str) -> Text:
+    """How to end it, and where it is kept."""
+    return line(f"{'q ends it, p pauses the view' if keys else 'Ctrl-C ends it'}; {printable(output)}", "dim")
 
 
 def progress_line(state: LiveState) -> str:
     """How the recording stands, in one line."""
     reading = state.reading
     tracks = "  ".join(f"{track.name} {size(track.value)}" for track in state.tracks)
-    lost = sum(loss.count for loss in reading.losses if loss.what not in QUIET_LOSSES)
+    lost = sum(lost_by_kind(reading.losses).values())
     said = f"recording {clock(reading.elapsed_s)}  {state.events_per_s:,.0f} events/s  {tracks}  "
     return printable(said + (f"LOST {lost:,}" if lost else "lost nothing"))
 
@@ -178,7 +201,7 @@ def report_line(state: LiveState) -> str:
     return said + (f"  {forecast_line(state.forecast)}" if state.forecast else "")
 
 
-def _line(text: str, style: str = "") -> Text:
+def line(text: str, style: str = "") -> Text:
     return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 

@@ -49,5 +49,7 @@ class Screen:
             columns, lines = os.get_terminal_size(self.console.file.fileno())
         except (OSError, ValueError):
             columns, lines = 0, 0
-        default = Console(file=self.console.file).size
+        if columns and lines:
+            return columns, lines
+        default = Console(file=self.console.file).size  # what COLUMNS and LINES say, else 80 x 25
         return columns or default.width, lines or default.height
