@@ -30,8 +30,8 @@ REFRESH_S = 1.0
 """Between two drawings; a key draws at once."""
 LINE_EVERY_S = 10.0
 FORECAST_EVERY_S = 15.0
-MOST_SITES = 24
-"""Sites that are looked at for the leading frames: one frame may have several."""
+MOST_SITES = 12
+"""Sites of a layer that are looked at for the leading frames: one frame may have several."""
 PATIENCE_S = 1.0
 """How long the end of a recording waits for a view that hangs in a write."""
 LESS_URGENT = 10

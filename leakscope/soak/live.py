@@ -27,8 +27,8 @@ from leakscope.soak.replay import summary_of
 from leakscope.soak.watch import Watch, lives_of
 
 REFRESH_S = 1.0
-MOST_SITES = 24
-"""Sites that are looked at for the leading frames: one frame may have several."""
+MOST_SITES = 12
+"""Sites of a layer that are looked at for the leading frames: one frame may have several."""
 RESTARTS = ("no", "on-failure", "always")
 QUICK_S = 10.0
 MOST_QUICK = 3

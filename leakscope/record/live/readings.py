@@ -77,14 +77,16 @@ class LiveReadings:
         self._parts = 0
         self._part_bytes = 0
 
-    def read(self, most_sites: int = 5) -> LiveReading:
-        """The figures of now, with the sites that gained most; those that gained nothing are left out."""
+    def read(self, most_sites: int) -> LiveReading:
+        """The figures of now, with at most so many sites of each layer: those that gained most, if anything."""
         elapsed_s = time.monotonic() - self._began
         sums = self.sums.sums()
         growth, window_s = self._window.growth(elapsed_s, sums.keys, sums.kept)
         ranked = np.where(self._listed[sums.identities[:, 1]], growth, 0)
-        best = np.argsort(-ranked, kind="stable")[:most_sites]
-        best = best[ranked[best] > 0]
+        of_layers = [np.where(sums.identities[:, 0] == layer, ranked, 0) for layer in range(len(LAYERS))]
+        best = np.concatenate([np.argsort(-gained, kind="stable")[:most_sites] for gained in of_layers])
+        best = np.unique(best[ranked[best] > 0])
+        best = best[np.argsort(-ranked[best], kind="stable")]
         sites = [
             self._site(key, row, mark, kept, gained, window_s)
             for key, row, mark, kept, gained in zip(
