@@ -478,6 +478,18 @@ def test_keys_are_read_singly_and_the_modes_are_given_back(terminal: Terminal) -
     assert terminal.ended(program) == 0 and terminal.modes == before
 
 
+def test_in_the_background_the_terminal_is_left_alone(terminal: Terminal) -> None:
+    before = terminal.modes
+    said = 'print("background", keyboard.in_background, keyboard.listening, flush=True)'
+    script = KEYBOARD.replace('print("listening", keyboard.listening, flush=True)', said)
+    shell = ["bash", "-m", "-c", '"$@" & read -r -p "in the shell "; kill %1', "sh", sys.executable, "-c", script]
+    program = terminal.start(shell)
+    terminal.wait_text("background True False")
+    assert terminal.modes == before
+    terminal.press("\n")
+    terminal.ended(program)
+
+
 def test_without_a_terminal_there_are_no_keys() -> None:
     keyboard = Keyboard(None)
     keyboard.open()
@@ -667,7 +679,7 @@ def test_sites_are_exact_while_the_recording_runs(bpf: str, mode: str, tmp_path:
                 assert time.monotonic() < patience, reading
             # then the layer holds that and no more, beside what the program maps for itself
             assert reading["live_bytes"]["host"] >= sum(leaked.values()) and reading["live_bytes"]["gpu"] == 0
-            assert reading["disk"] > 0
+            assert reading["disk"] > 0 or mode == "census"  # which may not have written yet
             out, _ = reader.communicate("\n", timeout=60)
         finally:
             if reader.poll() is None:

@@ -34,6 +34,11 @@ class Keyboard:
         """Whether keys are read."""
         return self._saved is not None
 
+    @property
+    def in_background(self) -> bool:
+        """Whether the terminal is another job's now: nothing should be drawn on it."""
+        return self._fd is not None and self._group() not in (None, os.getpgrp())
+
     def open(self) -> None:
         """Take the keyboard."""
         self._closed = False
@@ -72,12 +77,14 @@ class Keyboard:
         return read[-1:].decode("ascii", "ignore").lower()
 
     def _foreground(self) -> bool:
-        if self._fd is None:
-            return False
+        return self._group() == os.getpgrp()
+
+    def _group(self) -> int | None:
+        """The process group that the terminal belongs to; None where it is not this process's own."""
         try:
-            return os.tcgetpgrp(self._fd) == os.getpgrp()
+            return os.tcgetpgrp(self._fd) if self._fd is not None else None
         except OSError:
-            return False
+            return None
 
     def _take(self) -> None:
         """Also again, when a shell has brought the process back into the foreground and set modes of its own."""

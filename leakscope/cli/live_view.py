@@ -210,7 +210,10 @@ class LiveView:
                 from leakscope.report.live.screen import Screen
 
                 self._live = Screen(self._stream)
-            self._live.show(partial(live_view, state))
+            if self._keyboard.in_background:
+                self._live.forget()
+            else:
+                self._live.show(partial(live_view, state))
 
     def _clear(self) -> None:
         if self._live is not None:

@@ -45,6 +45,10 @@ class Keys(Protocol):
     def listening(self) -> bool:
         """Whether keys are read."""
 
+    @property
+    def in_background(self) -> bool:
+        """Whether the terminal is another job's now."""
+
     def open(self) -> None:
         """Begin to listen."""
 
@@ -108,6 +112,9 @@ class SoakScreen:
         if shown.live is not None:
             shown = replace(shown, live=replace(shown.live, sites=self._names.named(shown.live.sites)))
         keys = self._keys is not None and self._keys.listening
+        if self._keys is not None and self._keys.in_background:
+            self._screen.forget()
+            return
         self._screen.show(partial(soak_view, replace(shown, paused=self._paused is not None, keys=keys)))
 
     def _lines(self, state: SoakState) -> list[str]:

@@ -44,6 +44,11 @@ class Screen:
         if live is not None:
             live.stop()
 
+    def forget(self) -> None:
+        """Leave it as it stands: the terminal is somebody else's. What is shown next begins anew."""
+        if self._live is not None:
+            self._live, self.console = None, Console(file=self.console.file, highlight=False)
+
     def _dimensions(self) -> tuple[int, int]:
         try:
             columns, lines = os.get_terminal_size(self.console.file.fileno())

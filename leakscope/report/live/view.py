@@ -22,7 +22,7 @@ from leakscope.report.live.names import Leader, leaders
 from leakscope.report.recording import QUIET_LOSSES
 from leakscope.report.text import printable
 
-WIDE, NARROW = 100, 60
+WIDE, NARROW = 120, 60
 """Columns from which on a site's kind and range have their own, and below which only the gain is shown."""
 LEADERS = 5
 MOST_RANGE = 24
