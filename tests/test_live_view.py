@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -522,6 +523,24 @@ def test_a_view_that_fails_ends_alone(terminal: Terminal) -> None:
         recording.until(lambda: view.error is not None)
         view.end()
     assert str(view.error) == "broken" and terminal.modes == before
+
+
+def whole(lines: list[str], wide: bool) -> bool:
+    """Whether the view stands there once, from its first line to its last, and as much of it as fits."""
+    there = [sum(text in line for line in lines) for text in ("leakscope record", "response_buf", "ends it; x.lscope")]
+    return there == [1, 1, 1] and any("kept" in line for line in lines) == wide
+
+
+def test_a_window_that_changes_its_size_is_drawn_anew(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leakscope.cli.live_view.REFRESH_S", 0.1)
+    stream = os.fdopen(os.dup(terminal.follower), "w")
+    with LiveView("live", stream, "serve", Path("x.lscope"), None, everyone=False, command=False) as view:
+        view.begin(Readings())  # type: ignore[arg-type]
+        terminal.wait_text("response_buffer_map")
+        for columns, lines, wide in ((44, 9, False), (130, 30, True)):
+            terminal.resize(columns, lines)
+            terminal.wait(partial(whole, wide=wide), patience_s=20)
+    assert not any("leakscope record" in line for line in terminal.look())
 
 
 def test_the_recorder_does_not_wait_for_a_terminal_that_stands_still(
