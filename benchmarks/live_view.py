@@ -13,7 +13,7 @@ from benchmarks.workloads import build_storms, operations, run_storm
 
 STORM = "open"
 MOST_ADDED_SHARE = 0.02
-QUIET_S, QUICK_S = 20.0, 2.0
+QUIET_S, QUICK_S = 15.0, 2.0
 _SETTLED_S = 1.5
 _HOW = ("none", "live")
 
