@@ -13,16 +13,8 @@ from benchmarks.results import ROOT, Options, Result
 from leakscope.errors import LeakscopeError
 
 NAMES = (
-    "startup",
-    "overhead",
-    "probes",
-    "reader",
-    "end_to_end",
-    "attribute",
-    "joins",
-    "census",
-    "liveness",
-    "live_view",
+    *("startup", "overhead", "probes", "reader", "end_to_end", "attribute", "joins", "census", "liveness"),
+    *("page", "live_view"),
 )
 PAGE = ROOT / "docs" / "performance.md"
 

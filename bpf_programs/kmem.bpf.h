@@ -79,6 +79,14 @@ static inline struct site_info *new_site(struct allocation *what)
 	return known;
 }
 
+static inline int is_settled(struct site_info *site)
+{
+	u32 at = site->id - 1;
+	u32 *settled = bpf_map_lookup_elem(&settled_sites, &at);
+
+	return settled && *settled;
+}
+
 static inline struct site_state *state_of(struct site_info *site)
 {
 	u32 at = (bpf_get_smp_processor_id() % CONFIG_CPUS) * CONFIG_SITE_NUMBERS + site->id - 1;
@@ -88,8 +96,8 @@ static inline struct site_state *state_of(struct site_info *site)
 
 /* Weight of this allocation's stacks: 1 takes its own, N was picked 1 in N at random and speaks for the rest, 0 takes
  * none. Never another allocation's stack. A site has a bucket of stacks on each CPU, so that every allocation of a slow
- * site takes its own; the CPU has one for all sites, and while that is empty a site's stacks cost
- * CONFIG_SCARCE_COST tokens: the busy ones make room for the slow ones. */
+ * site takes its own; the CPU has one for all sites. While that is empty, and for a busy site whose frees keep up with
+ * its allocations, stacks cost the site CONFIG_SCARCE_COST tokens: these make room for slow sites and growing ones. */
 static inline u32 stack_weight(struct site_info *site, u64 now)
 {
 	u32 zero = 0;
@@ -108,7 +116,7 @@ static inline u32 stack_weight(struct site_info *site, u64 now)
 	refill(&state->bucket, now, CONFIG_SITE_STACK_EVERY_SHIFT, CONFIG_SITE_STACK_BURST);
 	if (state->bucket.tokens) {
 		refill(budget, now, CONFIG_CPU_STACK_EVERY_SHIFT, CONFIG_CPU_STACK_BURST);
-		if (!budget->tokens)
+		if (!budget->tokens || is_settled(site))
 			cost = CONFIG_SCARCE_COST;
 		if (state->bucket.tokens >= cost) {
 			state->bucket.tokens -= cost;

@@ -339,6 +339,7 @@ HASH(targets, u32, u32, CONFIG_TARGET_ENTRIES);
 /* Kernel objects: sites, what is live, pages apart (a page pointer is no object address) */
 HASH(sites, struct site_key, struct site_info, CONFIG_SITE_ENTRIES);
 ARRAY(site_states, struct site_state, CONFIG_SITE_STATE_ENTRIES); /* by CPU and site: made in no time, as per-CPU maps are not */
+ARRAY(settled_sites, u32, CONFIG_SITE_ENTRIES); /* by site: 1 = frees keep up with allocations, as user space saw */
 HASH(live, u64, struct live_object, CONFIG_LIVE_ENTRIES);
 HASH(live_pages, u64, struct live_object, CONFIG_PAGE_ENTRIES);
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 import recording
+from browser import browser as browser  # a fixture
 from recording import ROOT, build_programs, build_samples
 
 if TYPE_CHECKING:
@@ -150,16 +151,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("bpf")
 
 
+BESIDE = {f"tests/test_{name}.py" for name in ("benchmarks", "gpu_check", "joins_demo", "price", "wheel")}
+"""These record programs of their own, and none of their figures is moved by a recording beside them."""
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Where tests run in several processes (`pytest -n`), the modules that record stay in one of them, one after
-    another, and each other module in one. (`--dist loadgroup` of pytest-xdist 3.8 groups nothing under pytest 9.2.)"""
+    another, and each other module in one. (`--dist loadgroup` of pytest-xdist 3.8 groups nothing under pytest 9.2.)
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByRecording(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             module = nodeid.split("::", 1)[0]
-            return "recording" if _records(config.rootpath / module) else module
+            return "recording" if _records(config.rootpath / module) and module not in BESIDE else module
 
     return ByRecording(config, log)
 

@@ -30,7 +30,7 @@ def test_the_refactored_service_passes_and_the_leaking_one_fails(tmp_path: Path)
     assert {path.name for path in tmp_path.iterdir()} == {"baseline.json"} | {
         f"{name}{suffix}"
         for name in ("same-work", "regression", "leak-alone")
-        for suffix in (".txt", ".junit.xml", ".sarif", ".md")
+        for suffix in (".txt", ".junit.xml", ".sarif", ".md", ".html")
     }
 
 

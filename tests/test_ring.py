@@ -350,6 +350,30 @@ def test_any_mixture_is_read_as_the_kernel_would(seed: int) -> None:
     os.close(paper.fd)
 
 
+def test_a_read_ends_where_the_writer_stood_when_it_began() -> None:
+    # given a writer that adds a record each time that some are copied out
+    paper = PaperRing(mmap.PAGESIZE)
+
+    class Followed(Ring):
+        copies = 0
+
+        def _copy(self, run: int, offset: int) -> np.ndarray:
+            self.copies += 1
+            records = super()._copy(run, offset)
+            if self.copies < 50:
+                paper.put(24, 0, 100 + self.copies)
+            return records
+
+    ring = Followed(paper.fd, paper.size, RECORD)
+    for value in range(3):
+        paper.put(24, 0, value)
+    # then it is not followed: what it adds is there for the next read
+    assert values(ring.read()) == [0, 1, 2]
+    assert values(ring.read()) == [101]
+    assert ring.copies == 2 and ring.submitted() == 5
+    os.close(paper.fd)
+
+
 # --- the recorder with a ring that is far too small --------------------------------------------------------
 
 PAIRS, CHURN = 6007, 3

@@ -63,6 +63,8 @@ def test_the_wheel_holds_the_built_programs_and_what_bcc_compiles(wheel: Path) -
     }
     assert len(sources) > 20 and sources <= set(names)
     assert "leakscope/py.typed" in names
+    assets = {path.relative_to(ROOT).as_posix() for path in (ROOT / "leakscope/report/html/assets").iterdir()}
+    assert len(assets) >= 4 and assets <= set(names)  # of HTML reports
 
 
 @pytest.mark.bpf

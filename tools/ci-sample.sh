@@ -14,12 +14,14 @@ expect() { # expect CODE NAME ARGUMENTS…
     shift 2
     code=0
     "$bin/python" -m leakscope check "$@" --junit "$output/$name.junit.xml" --sarif "$output/$name.sarif" \
-        --summary "$output/$name.md" >"$output/$name.txt" || code=$?
+        --summary "$output/$name.md" --report "$output/$name.html" \
+        >"$output/$name.txt" 2>"$output/$name.err" || code=$?
     if [ "$code" -ne "$wanted" ]; then
         echo "$name: exit $code, not $wanted" >&2
-        cat "$output/$name.txt" >&2
+        cat "$output/$name.txt" "$output/$name.err" >&2
         exit 1
     fi
+    rm "$output/$name.err"
     echo "$name: exit $code, $(head -n 1 "$output/$name.txt")"
 }
 

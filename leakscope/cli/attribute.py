@@ -51,6 +51,10 @@ def attribute(
         Path | None,
         typer.Option(metavar="FILE", help="Write the chains as a graph too: .json (node-link), .graphml or .dot."),
     ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Write a page to look at too: one HTML file without network."),
+    ] = None,
     kernel_window_us: Annotated[
         float, typer.Option(min=0, metavar="µS", help="How near a kernel allocation must be to a call of its process.")
     ] = 50,
@@ -82,12 +86,23 @@ def attribute(
         from leakscope.report.chain_graph import write_graph, writer_of
 
         writer_of(chains)  # a wrong suffix is said before the work
+    if page is not None:
+        from leakscope.cli.outputs import require_place
+
+        require_place(page)
     how = JoinOptions(round(kernel_window_us * 1000), round(gpu_window_us * 1000), stack_frames)
     limit_bytes = size_bytes(limit, "--limit") if limit else None
-    options = Options(layer, pid, warmup, max(top, 20), how, limit_bytes, wrapper_rules(wrappers))
+    options = Options(
+        layer, pid, warmup, max(top, 20), how, limit_bytes, wrapper_rules(wrappers), timelines=page is not None
+    )
     report = report_of(evidence, options, memory, duration, pool_blocks)
     if chains is not None:
         write_graph(report.chains, chains)
+    if page is not None:
+        from leakscope.cli.outputs import write_page
+        from leakscope.report.html.attribution import attribution_page
+
+        write_page(page, attribution_page(report))
     if as_json:
         from leakscope.report.json import report_json
 

@@ -18,6 +18,7 @@ from leakscope.cli.options import (
     LayerOption,
     MemoryOption,
     PidOption,
+    ReportOption,
     WarmupOption,
     WrappersOption,
     wrapper_rules,
@@ -76,6 +77,7 @@ def check(
         typer.Option("--github", help=f"Print annotations for GitHub Actions, and add to ${SUMMARY_VARIABLE}."),
     ] = False,
     summary: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a summary in Markdown too.")] = None,
+    html: ReportOption = None,
     layer: LayerOption = None,
     pid: PidOption = None,
     warmup: WarmupOption = None,
@@ -94,16 +96,24 @@ def check(
     from leakscope.detect.attribution import Options
     from leakscope.gate.decide import decide
 
-    for file in filter(None, (junit, sarif, summary)):
+    for file in filter(None, (junit, sarif, summary, html)):
         require_place(file)
     rules = _rules(budget, suppressions or [], allow_inconclusive, per)
     if per is not None and not baseline:
         raise BadInputError(f"--per {per}: is the unit of a comparison; give a --baseline")
-    options = Options(layer=layer, pid=pid, warm_up_s=warmup, wrappers=wrapper_rules(wrappers, budget))
+    options = Options(
+        layer=layer, pid=pid, warm_up_s=warmup, wrappers=wrapper_rules(wrappers, budget), timelines=html is not None
+    )
     base = profile(baseline, options, memory) if baseline else None
     report = judged(evidence, options, memory, duration)
     report, gate = decide(report, rules, base, " ".join(sorted(baseline or [])))
     _write(gate, sorted(evidence), junit, sarif, summary, github)
+    if html is not None:
+        from leakscope.cli.outputs import write_page
+        from leakscope.report.html.gate import gate_page
+
+        committed = next((name for name in baseline or [] if is_baseline_file(Path(name))), "")
+        write_page(html, gate_page(report, gate, sorted(evidence), committed))
     _print(report, gate, sorted(evidence), as_json, github)
     return gate.exit_code
 
@@ -138,16 +148,31 @@ def judged(evidence: Sequence[str | Path], options: Options, memory: str, durati
 
 def profile(evidence: Sequence[str], options: Options, memory: str) -> Profile:
     """What the baseline keeps: of a baseline file, or of evidence."""
-    from leakscope.cli.outputs import read_text
     from leakscope.detect.profile import profile_of
+
+    for path in map(Path, evidence):
+        if (file := baseline_file(path)) is not None:
+            if len(evidence) > 1:
+                raise BadInputError(f"{path}: is a baseline file, which stands for a whole run; give it alone")
+            return file
+    return profile_of(judged(evidence, options, memory))
+
+
+def baseline_file(path: Path) -> Profile | None:
+    """What a file of 'leakscope baseline' holds; None for all else. Raises BadInputError for a damaged one."""
+    from leakscope.cli.outputs import read_text
     from leakscope.gate import baseline
 
-    files = [path for path in map(Path, evidence) if path.is_file() and baseline.looks_like_baseline(_begin(path))]
-    if not files:
-        return profile_of(judged(evidence, options, memory))
-    if len(evidence) > 1:
-        raise BadInputError(f"{files[0]}: is a baseline file, which stands for a whole run; give it alone")
-    return baseline.parse_baseline(read_text(files[0], baseline.MAX_BYTES, "baseline file"), str(files[0]))
+    if not is_baseline_file(path):
+        return None
+    return baseline.parse_baseline(read_text(path, baseline.MAX_BYTES, "baseline file"), str(path))
+
+
+def is_baseline_file(path: Path) -> bool:
+    """Whether this is a file of 'leakscope baseline update'."""
+    from leakscope.gate.baseline import looks_like_baseline
+
+    return path.is_file() and looks_like_baseline(_begin(path))
 
 
 def _begin(path: Path) -> bytes:

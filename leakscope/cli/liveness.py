@@ -11,7 +11,8 @@ import typer
 
 from leakscope.cli.evidence import opened_evidence
 from leakscope.cli.live import DurationOption, PoolOption
-from leakscope.cli.options import DEFAULT_MEMORY, MemoryOption
+from leakscope.cli.options import DEFAULT_MEMORY, MemoryOption, ReportOption
+from leakscope.cli.outputs import require_place, write_page
 from leakscope.quantities import seconds
 
 
@@ -30,6 +31,7 @@ def liveness(
     dot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the part of the graph that retains most as DOT too.")
     ] = None,
+    report: ReportOption = None,
     why: Annotated[
         list[str] | None,
         typer.Option(metavar="OBJECT", help="Say why an object is alive: paths from who holds it. May be repeated."),
@@ -62,6 +64,8 @@ def liveness(
     from leakscope.detect.kv_cache import inferred_holds
     from leakscope.liveness.analyse import Options, analyse
 
+    if report is not None:
+        require_place(report)
     options = Options(
         stale_after_s=None if stale_after is None else seconds(stale_after, "--stale-after"),
         ttl_s=None if ttl is None else seconds(ttl, "--ttl"),
@@ -80,6 +84,11 @@ def liveness(
             write_graphml(graph, graphml)
         if dot is not None:
             write_dot(graph, dot)
+    if report is not None:
+        from leakscope.liveness.overview import overview
+        from leakscope.report.html.liveness import liveness_page
+
+        write_page(report, liveness_page(found, overview(graph, found.ends_ns), top))
     if as_json:
         from leakscope.report.liveness import liveness_json
 

@@ -38,6 +38,10 @@ WrappersOption = Annotated[
         "--wrappers", metavar="FILE", help="TOML file whose [wrappers] name frames that are never the culprit."
     ),
 ]
+ReportOption = Annotated[
+    Path | None,
+    typer.Option("--report", metavar="FILE.html", help="Write a page too: one file of HTML that needs no network."),
+]
 MemoryOption = Annotated[
     str, typer.Option("--memory", metavar="SIZE", help="Memory for sums over events; beyond it they go to disk.")
 ]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from leakscope.errors import BadInputError
+from leakscope.quantities import size
+from leakscope.report.text import printable
 
 
 def require_place(path: Path) -> None:
@@ -25,6 +28,12 @@ def write_whole(path: Path, text: str) -> None:
     """
     with written_aside(path) as aside:
         aside.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def write_page(path: Path, page: str) -> None:
+    """As :func:`write_whole`, and say on stderr where it is."""
+    write_whole(path, page)
+    print(f"report: {printable(str(path))} ({size(len(page.encode()))}); open it in a browser", file=sys.stderr)
 
 
 @contextlib.contextmanager

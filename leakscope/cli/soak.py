@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from leakscope.cli.options import ReportOption
+from leakscope.cli.outputs import require_place, write_page
 from leakscope.errors import BadInputError, ExitCode
 
 if TYPE_CHECKING:
+    from leakscope.capture import Capture
     from leakscope.model.results import Report
     from leakscope.model.soak import SoakSummary
     from leakscope.report.soak import SoakScreen
@@ -67,6 +70,7 @@ def soak(
             help="What stderr shows meanwhile: live (a view), lines (each interval), none, or auto: see docs."
         ),
     ] = "auto",
+    html: ReportOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
     top: Annotated[int, typer.Option(min=0, help="Sites to list besides those of the findings.")] = 10,
 ) -> int:
@@ -91,15 +95,23 @@ def soak(
         cgroup=str(cgroup or ""),
         scale=(time_scale or 0.0) if replay is not None else None,
     )
+    if html is not None:
+        require_place(html)
     if replay is not None:
         if pid or cgroup or command:
             raise BadInputError("--replay: watches what is there; leave -p, --cgroup and -- CMD out")
-        summary, report = _replayed(replay, output, plan, progress)
+        summary, report, capture = _replayed(replay, output, plan, progress, html is not None)
     else:
-        summary, report = _recorded(
+        summary, report, capture = _recorded(
             plan, output, pid or [], cgroup, command or [], seconds(interval, "--interval"), restart, stacks, malloc,
             size_bytes(min_size, "--min-size"), size_bytes(sample_bytes, "--sample-bytes"), loader, progress,
+            html is not None,
         )  # fmt: skip
+    if html is not None:
+        from leakscope.report.html.soak import soak_page
+        from leakscope.soak.course import soak_course
+
+        write_page(html, soak_page(summary, report, soak_course(capture), plan.output))
     _print(summary, report, as_json, top)
     return ExitCode.INTERRUPTED if summary.ended_by == "signal" else ExitCode.DONE
 
@@ -124,7 +136,9 @@ def _target(pid: list[int] | None, cgroup: Path | None, command: list[str] | Non
     return "PID " + ", ".join(map(str, pid)) if pid else "the whole host"
 
 
-def _replayed(path: Path, output: Path | None, plan: Plan, progress: str) -> tuple[SoakSummary, Report]:
+def _replayed(
+    path: Path, output: Path | None, plan: Plan, progress: str, timelines: bool
+) -> tuple[SoakSummary, Report, Capture]:
     from leakscope.soak.final import final_report
     from leakscope.soak.replay import Replay, open_evidence
     from leakscope.soak.watch import Watch
@@ -135,7 +149,7 @@ def _replayed(path: Path, output: Path | None, plan: Plan, progress: str) -> tup
         replay = Replay(capture, Watch(plan), screen.update)
         screen.on_quit = replay.stop
         summary = replay.run()
-    return summary, final_report(capture.path, plan.limit_bytes, inputs)
+    return summary, final_report(capture.path, plan.limit_bytes, inputs, timelines=timelines), capture
 
 
 def _recorded(
@@ -152,9 +166,11 @@ def _recorded(
     sample_bytes: int,
     loader: str,
     progress: str,
-) -> tuple[SoakSummary, Report]:
+    timelines: bool,
+) -> tuple[SoakSummary, Report, Capture]:
     import time
 
+    from leakscope.capture import Capture
     from leakscope.record.capabilities import require_capable
     from leakscope.record.options import RecordOptions
     from leakscope.soak.final import final_report
@@ -191,7 +207,8 @@ def _recorded(
     for recording in live.summaries:
         for note in dict.fromkeys([*recording.warnings, *recording.notes]):
             screen.say(note)
-    return summary, final_report(options.output, plan.limit_bytes)
+    report = final_report(options.output, plan.limit_bytes, timelines=timelines)
+    return summary, report, Capture.open(options.output)
 
 
 def _print(summary: SoakSummary, report: Report, as_json: bool, top: int) -> None:

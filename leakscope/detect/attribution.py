@@ -17,6 +17,8 @@ from leakscope.correlate.changes import objects_unit
 from leakscope.correlate.divergence import freeing_sites, shared_with_freeing
 from leakscope.correlate.joins.driver import JoinOptions
 from leakscope.correlate.joins.links import SiteLinks, identity_of, with_kernels, with_links
+from leakscope.correlate.kept_courses import kept_courses
+from leakscope.correlate.live_series import FINDINGS, HIDDEN, remember
 from leakscope.correlate.lives import process_lives, source_bounds
 from leakscope.correlate.marks import range_links, site_ranges
 from leakscope.correlate.mixed_stacks import unify_stacks
@@ -70,6 +72,7 @@ class Options:
     wrappers: WrapperRules = NO_RULES  # of the user, beside the built-in table
     iterations: Iterations | None = None  # judge what these leave behind, in place of growth over time
     sites: int = MAX_SITES  # listed for each capture, those with most kept bytes first
+    timelines: bool = False  # also what memory did over time, to draw it
 
 
 def attribute(
@@ -146,6 +149,11 @@ def attribute(
     if options.iterations is not None:
         findings = [in_iterations(f, judged, len(options.iterations.windows)) for f in findings]
     findings = [_with_ids(f, ids) for f in findings]
+    if options.timelines:
+        unseen = sites[~sites["visible"]]
+        remember(con, HIDDEN, held, dict(zip(unseen["site"], unseen["layer"].astype(str), strict=True)), lives)
+        of_site = {site: finding.sites[0] for finding in reversed(findings) for site in finding.sites}
+        remember(con, FINDINGS, held, {number: of_site[i] for number, i in ids.items() if i in of_site}, lives)
     rates = site_rates(judged)
     if options.iterations is not None:
         rates = sites_by_iteration(rates, judged)
@@ -168,6 +176,9 @@ def attribute(
     wanted = [numbers[site] for f in findings for site in f.sites]
     wanted += [int(s) for s in listed[listed["visible"]]["site"].head(options.chains)]
     chains = [build_chain(reported[s], row_of[s], stacks, nested, ranges.get(s, ())) for s in dict.fromkeys(wanted)]
+    if options.timelines:
+        for number, course in kept_courses(held, lives, reported).items():
+            reported[number].course = course
     if joined is not None:
         chains = _joined(chains, {ids[s]: row for s, row in row_of.items()}, joined)
     rows = _reconciliation(con, sites, slabs, lives, ends)

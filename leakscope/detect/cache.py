@@ -140,7 +140,7 @@ def _verdict(stuck: Stuck, of: CacheLives, held: int, con: duckdb.DuckDBPyConnec
             object=f"entries {taken} by owner={owner} with no later {release}",
         ),
         growth=Growth(COUNTERS[stuck.kind], rate, max(0.0, rate - spread), rate + spread),
-        leak_start_s=_since_zero(first_ns, start_ns),
+        leak_start_s=since_zero(first_ns, start_ns),
         kept_bytes=total,
         kept_objects=len(kept),
         reasons=(
@@ -167,6 +167,7 @@ LATEST_START_NS = TIME_ZERO_NS + 3_600 * 10**9
 """A file whose first event comes later has another clock (monotonic, UTC) and begins at that event, too."""
 
 
-def _since_zero(at_ns: int, start_ns: int) -> float:
+def since_zero(at_ns: int, start_ns: int) -> float:
+    """Seconds since time zero of a file whose first event is at ``start_ns``."""
     zero_ns = start_ns if start_ns > LATEST_START_NS else min(TIME_ZERO_NS, start_ns)
     return max(0.0, (at_ns - zero_ns) / 1e9)

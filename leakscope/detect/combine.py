@@ -33,6 +33,7 @@ def combine(reports: Sequence[Report]) -> Report:
         merged.joins += report.joins
         merged.clocks += report.clocks
         merged.runs += report.runs
+        merged.timelines += report.timelines
         merged.stores += report.stores
         merged.sites_total += report.sites_total
     verdicts.sort(key=lambda v: (VERDICTS.index(v.verdict), -(v.growth.bytes_per_s if v.growth else 0.0)))

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from leakscope.detect.pair import Change, compare
-from leakscope.detect.profile import Profile, Side, fingerprint, profile_of, sum_of
+from leakscope.detect.profile import (
+    COMPARED_ANYWAY,
+    Profile,
+    Side,
+    fingerprint,
+    profile_of,
+    stable_frame,
+    sum_of,
+)
 from leakscope.model.diff import CounterDiff, Diff, Holding, LayerDiff, SiteDiff
 from leakscope.model.results import Report
 from leakscope.model.runs import CounterCourse
 from leakscope.model.words import LAYERS
 
 
-def difference(a: Report, b: Report, unit: str | None = None) -> Diff:
-    """B against A; both were made with their runs. ``unit``: of work (:func:`leakscope.detect.work.work_of`).
+def difference(a: Report | Profile, b: Report, unit: str | None = None) -> Diff:
+    """B against A; reports were made with their runs. ``unit``: of work (:func:`leakscope.detect.work.work_of`).
 
-    Raises BadInputError for a unit that one of them does not have.
+    A profile is what a baseline file holds of a run: its layers are the sums of its sites, it has no rates and no
+    counters. Raises BadInputError for a unit that one of them does not have.
     """
-    ours, theirs = profile_of(a), profile_of(b)
+    ours, theirs = profile_of(a) if isinstance(a, Report) else a, profile_of(b)
     found = compare(ours, theirs, [b.verdict, *b.findings], b.runs, unit)
     work = found.work
+    kinds = _frame_kinds(*(report for report in (a, b) if isinstance(report, Report)))
     # Where the comparison found too little in common it has no changes: the sites then stand as they are.
-    sites = tuple(_site(change, ours, theirs) for change in found.changes) or _uncompared(ours, theirs)
+    sites = tuple(_site(change, ours, theirs, kinds) for change in found.changes) or _uncompared(ours, theirs, kinds)
     return Diff(
         found.verdict,
         found.others,
@@ -34,8 +44,18 @@ def difference(a: Report, b: Report, unit: str | None = None) -> Diff:
     )
 
 
-def _layers(a: Report, b: Report, ratio: float) -> tuple[LayerDiff, ...]:
-    before, after = _by_layer(a), _by_layer(b)
+def _frame_kinds(*reports: Report) -> dict[str, str]:
+    """Kinds of the frames by which sites are found, of those that the reports have."""
+    return {
+        stable_frame(text): kind
+        for report in reports
+        for site in report.sites
+        for text, kind in zip(site.stack, site.frame_kinds, strict=False)
+    }
+
+
+def _layers(a: Report | Profile, b: Report, ratio: float) -> tuple[LayerDiff, ...]:
+    before, after = _by_layer(a) if isinstance(a, Report) else _of_sides(a), _by_layer(b)
     return tuple(
         LayerDiff(layer, was := before.get(layer, Holding()), after.get(layer, Holding()), ratio * was.live_bytes)
         for layer in LAYERS
@@ -47,17 +67,29 @@ def _by_layer(report: Report) -> dict[str, Holding]:
     """Evidence of several captures together."""
     found: dict[str, Holding] = {}
     for total in report.layers:
-        one = found.get(total.layer, Holding())
-        found[total.layer] = Holding(
-            one.live_bytes + total.live_bytes,
-            one.live_objects + total.live_objects,
-            one.allocated_bytes + total.allocated_bytes,
-            sum_of(one.growth, total.growth),
-        )
+        add = Holding(total.live_bytes, total.live_objects, total.allocated_bytes, total.growth)
+        found[total.layer] = _sum(found.get(total.layer, Holding()), add)
     return found
 
 
-def _site(change: Change, a: Profile, b: Profile) -> SiteDiff:
+def _of_sides(profile: Profile) -> dict[str, Holding]:
+    found: dict[str, Holding] = {}
+    for side in profile.sides.values():
+        if side.kind not in COMPARED_ANYWAY:  # a segment of the pool has these bytes
+            found[side.layer] = _sum(found.get(side.layer, Holding()), _holding(side))
+    return found
+
+
+def _sum(one: Holding, other: Holding) -> Holding:
+    return Holding(
+        one.live_bytes + other.live_bytes,
+        one.live_objects + other.live_objects,
+        one.allocated_bytes + other.allocated_bytes,
+        sum_of(one.growth, other.growth),
+    )
+
+
+def _site(change: Change, a: Profile, b: Profile, kinds: dict[str, str]) -> SiteDiff:
     side = change.side
     return SiteDiff(
         change.what,
@@ -70,6 +102,7 @@ def _site(change: Change, a: Profile, b: Profile) -> SiteDiff:
         _holding(b.sides.get(change.key)),
         change.expected_bytes,
         fingerprint(change.key),
+        tuple((frame, kinds.get(frame, "unknown")) for frame in side.frames),
     )
 
 
@@ -79,14 +112,14 @@ def _holding(side: Side | None) -> Holding:
     return Holding(side.kept_bytes, side.kept_objects, side.allocated_bytes, side.growth)
 
 
-def _uncompared(a: Profile, b: Profile) -> tuple[SiteDiff, ...]:
+def _uncompared(a: Profile, b: Profile, kinds: dict[str, str]) -> tuple[SiteDiff, ...]:
     """Sites of runs that share too little: those of both are not called changed, as nothing says what is chance."""
     found = []
     for key in a.sides.keys() | b.sides.keys():
         was, now = a.sides.get(key), b.sides.get(key)
         what = "same" if was and now else ("new" if now else "vanished")
         kept = was.kept_bytes if was else 0
-        found.append(_site(Change(what, key, now or was or Side(key, ()), 0, 0, 0.0, kept, 0.0), a, b))
+        found.append(_site(Change(what, key, now or was or Side(key, ()), 0, 0, 0.0, kept, 0.0), a, b, kinds))
     return tuple(sorted(found, key=lambda site: (-site.more_bytes, site.key)))
 
 

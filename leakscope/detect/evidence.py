@@ -18,6 +18,7 @@ from leakscope.detect.kv_verdicts import judge_kv
 from leakscope.detect.recorded_lives import read_recorded
 from leakscope.detect.recorded_verdicts import judge_recorded, with_recorded
 from leakscope.detect.snapshots import judge_states
+from leakscope.detect.timeline import timelines
 from leakscope.model.manifest import Manifest
 from leakscope.model.results import VERDICTS, Report, Verdict
 
@@ -55,7 +56,10 @@ def attribute_evidence(
             others += judge_store(audit, source)
     others += judge_states(con, manifest.sources)
     report = _with_others(report, others, options.layer)
-    return with_forecasts(con, manifest.sources, report, options.limit_bytes)
+    report = with_forecasts(con, manifest.sources, report, options.limit_bytes)
+    if options.timelines:
+        report.timelines = timelines(con, manifest, report, options, recorded)
+    return report
 
 
 def _rank(verdict: Verdict) -> tuple[int, bool]:

@@ -41,6 +41,7 @@ class Names(NamedTuple):
     thread_stack: bool = False
     deferred: bool = False  # the kernel frees it by itself, long after its use
     function: str = ""  # the culprit without its line, where functions rather than lines are told apart
+    kinds: tuple[str, ...] = ()  # of the frames of ``stack`` (leakscope.model.stack_tree.FRAME_KINDS)
 
     @property
     def cause(self) -> str:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from leakscope.correlate.mixed_stacks import merge
 from leakscope.correlate.sites import folded_cache
+from leakscope.correlate.stack_trees import frame_kind
 from leakscope.correlate.stacks import Frame, Stacks
 from leakscope.correlate.wrappers import (
     ALLOCATOR,
@@ -35,12 +36,12 @@ def site_names(row: pd.Series, stacks: Stacks, in_call: set[tuple[int, int, int]
     kernel = stacks[row["kernel_stack"]]
     # Recordings know the kernel function that called the allocator; files of others have kernel stacks alone.
     frame = culprit(user, python, kernel, shared, kernel_only=not user and not python and not row["call_site"])
-    texts = tuple(f.text for f in [*merge(user, python), *kernel])
+    frames = [*merge(user, python), *kernel]
     identity = (row["kernel_stack"], row["user_stack"], row["python_stack"])
     return Names(
         culprit=frame.text if frame and _names_the_caller(frame, python or user or kernel) else "",
         function=f"{frame.function} ({frame.file})" if frame and frame.kind != "python" and frame.file else "",
-        stack=texts,
+        stack=tuple(f.text for f in frames),
         application=frame is not None and frame.kind != "kernel" and not is_plumbing(frame),
         entry=entry_of(kernel),
         in_cuda_call=row["layer"] == "kernel" and identity in in_call,
@@ -49,6 +50,7 @@ def site_names(row: pd.Series, stacks: Stacks, in_call: set[tuple[int, int, int]
         container=any(CONTAINERS.fullmatch(f.function) for f in (python or user)[-CONTAINER_DEPTH:]),
         thread_stack=any(THREAD_START.fullmatch(f.function) for f in user),
         deferred=row["layer"] == "kernel" and is_deferred(kernel),
+        kinds=tuple(frame_kind(f) for f in frames),
     )
 
 
@@ -113,4 +115,5 @@ def listed_site(row: pd.Series, site_id: str, names: Names, rates: dict[int, Gro
         growth=rates.get(int(row["site"])),
         bytes_sampled=float(row["stands_for"]) > 1.0,
         levelled_off=levelled_off,
+        frame_kinds=names.kinds,
     )

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 
 import numpy as np
 
 from leakscope.correlate.wrappers import DEFERRED_CACHES, RECLAIMABLE_CACHES
+from leakscope.detect.counts import least_sigmas, most_by_chance, sigmas
 from leakscope.detect.profile import Key, Known, Profile, Side, known_of, profile_of, sum_of
 from leakscope.detect.work import Work, work_of
 from leakscope.model.results import Culprit, Growth, Report, Verdict
 from leakscope.model.runs import Run
 
 MIN_MORE_OBJECTS = 10
-FALSE_ALARMS = 1e-4
-"""Chance that two clean runs differ in one of all their sites. Kept objects come as a Poisson process; by how many
-standard deviations head must exceed the baseline follows from the number of sites (Bonferroni)."""
 MIN_SPREAD = 0.3
 """A regression is allocated over at least this share of the run: start-up that grew once is none."""
 CHURN_RATIO = 1.2
@@ -50,6 +47,7 @@ class Change:
     expected_objects: float
     expected_bytes: float
     sigmas: float  # by how many standard deviations head exceeds the baseline
+    allowed_objects: float = 0.0  # from so many on it is more than chance
 
     @property
     def more_bytes(self) -> float:
@@ -112,13 +110,13 @@ def _changes(base: Profile, head: Profile, work: Work) -> list[Change]:
     """Every site of either run, those that gained most bytes first."""
     found = []
     keys = sorted(base.sides.keys() | head.sides.keys())
-    least = _least_sigmas(len(keys))
+    least = least_sigmas(len(keys))
     for key in keys:
         was, now = base.sides.get(key), head.sides.get(key)
         expected = work.ratio * was.kept_objects if was else 0.0
         kept = now.kept_objects if now else 0
-        sigmas = _sigmas(kept, expected, work.ratio)
-        enough = abs(kept - expected) >= MIN_MORE_OBJECTS and abs(sigmas) >= least
+        by = sigmas(kept, expected, work.ratio)
+        enough = abs(kept - expected) >= MIN_MORE_OBJECTS and abs(by) >= least
         if now is None or (was is not None and was.kept_objects and not kept):
             what = "vanished" if enough else "same"
         elif was is None:
@@ -136,25 +134,11 @@ def _changes(base: Profile, head: Profile, work: Work) -> list[Change]:
                 now.kept_bytes if now else 0,
                 expected,
                 work.ratio * was.kept_bytes if was else 0.0,
-                sigmas,
+                by,
+                max(most_by_chance(expected, work.ratio, least), expected + MIN_MORE_OBJECTS),
             )
         )
     return sorted(found, key=lambda c: (-c.more_bytes, c.key))
-
-
-def _least_sigmas(sites: int) -> float:
-    return NormalDist().inv_cdf(1 - FALSE_ALARMS / max(sites, 1))
-
-
-def _sigmas(kept: float, expected: float, ratio: float) -> float:
-    """By how many standard deviations a Poisson count exceeds what another one, times ``ratio``, gives.
-
-    Counts go by their square roots, whose variance is a quarter whatever their mean (Anscombe 1948); the plain
-    difference calls too many of the small counts.
-    """
-    before = max(0.0, expected) / ratio
-    root = np.sqrt(max(0.0, kept) + 0.375) - np.sqrt(ratio * (before + 0.375))
-    return float(2 * root / np.sqrt(1 + ratio))
 
 
 def _regressions(
@@ -242,7 +226,7 @@ def _regression(
         reasons=(
             said,
             f"{round(more):,} more objects ({int(kept):,} bytes) are kept for the same work: "
-            f"{_sigmas(now, expected, work.ratio):,.1f} standard deviations",
+            f"{sigmas(now, expected, work.ratio):,.1f} standard deviations",
         ),
     )
 
@@ -292,7 +276,7 @@ def _certain(changes: Sequence[Change], sites: int, work: Work) -> bool:
     """Whether these sites together exceed the baseline beyond chance; ``sites``: of how many they were chosen."""
     kept = sum(c.kept_objects for c in changes)
     expected = sum(c.expected_objects for c in changes)
-    return kept - expected >= MIN_MORE_OBJECTS and _sigmas(kept, expected, work.ratio) >= _least_sigmas(sites)
+    return kept - expected >= MIN_MORE_OBJECTS and sigmas(kept, expected, work.ratio) >= least_sigmas(sites)
 
 
 def _other_leaks(
@@ -385,6 +369,6 @@ def _churning(base: Profile, head: Profile, work: Work) -> Side | None:
         more = freed[key] - expected
         share = max(more / max(objects, 1), more / max(freed[key], 1) * size[key] / max(bytes_, 1))
         enough = share >= MIN_CHURN_SHARE and more >= max(MIN_MORE_OBJECTS, (CHURN_RATIO - 1) * expected)
-        if enough and _sigmas(freed[key], expected, work.ratio) >= _least_sigmas(len(freed)):
+        if enough and sigmas(freed[key], expected, work.ratio) >= least_sigmas(len(freed)):
             found.append(side)
     return max(found, key=lambda side: (size[side.key], side.key), default=None)

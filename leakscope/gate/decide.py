@@ -12,8 +12,8 @@ from leakscope.errors import ExitCode
 from leakscope.gate.budgets import Budget
 from leakscope.gate.measure import budget_checks
 from leakscope.gate.suppressions import Suppression, names_of, suppressing, suppressing_verdict
-from leakscope.model.gate import OUTCOMES, Check, Difference, Gate, SiteChange, Suppressed
-from leakscope.model.results import Chain, Report, Site, Verdict
+from leakscope.model.gate import OUTCOMES, Check, Difference, Gate, Measured, SiteChange, Suppressed
+from leakscope.model.results import Chain, Growth, Report, Site, Verdict
 
 MAX_CHANGES = 500
 """Changed sites that are listed, those that gained most bytes first."""
@@ -250,7 +250,14 @@ def _check(rule: str, outcome: str, verdict: Verdict, chains: dict[str, str]) ->
         "bytes/s" if growth else "",
         verdict.sites,
         chain=chains.get(verdict.sites[0], "") if verdict.sites else "",
+        measures=_measures(growth, outcome),
     )
+
+
+def _measures(growth: Growth | None, outcome: str) -> tuple[Measured, ...]:
+    if growth is None:
+        return ()
+    return (Measured("growth", growth.bytes_per_s, growth.ci_low, growth.ci_high, None, "bytes/s", outcome),)
 
 
 def _difference(compared: Comparison, name: str) -> Difference:
@@ -266,6 +273,7 @@ def _difference(compared: Comparison, name: str) -> Difference:
             change.expected_objects,
             change.expected_bytes,
             fingerprint(change.key),
+            change.allowed_objects,
         )
         for change in changed[:MAX_CHANGES]
     )

@@ -9,7 +9,7 @@ from leakscope.detect.profile import fingerprint, sum_of
 from leakscope.detect.runs import joined
 from leakscope.errors import BadInputError
 from leakscope.gate.budgets import Budget
-from leakscope.model.gate import Check
+from leakscope.model.gate import Check, Measured
 from leakscope.model.results import Growth, Report, Site
 from leakscope.model.runs import CounterCourse, Run
 from leakscope.quantities import size
@@ -148,6 +148,12 @@ def _check(budget: Budget, measured: dict[str, Measure]) -> Check:
         measured=measured[worst].value if worst else None,
         limit=limits[worst] if worst else None,
         unit=_unit(worst, budget) if worst else "",
+        measures=tuple(
+            Measured(
+                limit, one.value, one.low, one.high, limits[limit], _unit(limit, budget), one.outcome(limits[limit])
+            )
+            for limit, one in measured.items()
+        ),
     )
 
 

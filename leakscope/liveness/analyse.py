@@ -76,6 +76,8 @@ def analyse(
     found.keepers = answers.keepers(graph, places, options.top)
     found.stale = answers.with_holders(graph, sorted(found.stale, key=lambda s: -s.byte_seconds)[: options.top])
     found.whys = [why for name in options.why for why in answers.why(graph, places, name)]
+    found.suspects = answers.suspects(graph, places, found.stale)
+    found.ends_ns = tuple(place.at_ns for place in places)
     return found, graph
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_MATCHES = 3
 MAX_PATHS = 3
+MAX_SUSPECTS = 5
 END_STEPS = 5
 """Steps at either end of a path that are told: prefixes are chains of thousands of blocks."""
 _KEEPERS = [NODE_KINDS.index(kind) for kind in ("holder", "cache")]
@@ -118,6 +119,12 @@ def why(graph: Graph, places: Sequence[Place], name: str) -> list[Why]:
             f"--why {name}: nothing that is live has this name; names are those of --json and --graphml"
         )
     return [_explained(graph, places, int(node)) for node in matches[:MAX_MATCHES]]
+
+
+def suspects(graph: Graph, places: Sequence[Place], stale: Sequence[Stale]) -> list[Why]:
+    """Why the leading ones of ``stale`` are alive, at most MAX_SUSPECTS nodes."""
+    nodes = list(dict.fromkeys(row.node for row in stale))[:MAX_SUSPECTS]
+    return [_explained(graph, places, node) for node in nodes]
 
 
 def _explained(graph: Graph, places: Sequence[Place], node: int) -> Why:

@@ -68,6 +68,7 @@ class SiteDiff:
     b: Holding
     expected_bytes: float
     key: str  # names the site in every build of the program
+    frames: tuple[tuple[str, str], ...] = ()  # (text, one of stack_tree.FRAME_KINDS) by which it is found in both runs
 
     @property
     def more_bytes(self) -> float:

@@ -14,6 +14,36 @@ RESULTS = ("fail", "inconclusive", "pass")
 
 
 @dataclass(frozen=True)
+class Measured:
+    """One figure of a check: with its 95 % interval where it has one, and with what is allowed where that is said."""
+
+    name: str  # growth, or the limit of a budget
+    value: float
+    low: float
+    high: float
+    allowed: float | None
+    unit: str
+    outcome: str
+
+    @property
+    def exact(self) -> bool:
+        """Whether the figure has no interval."""
+        return self.low == self.high
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "name": self.name,
+            "measured": _rounded(self.value),
+            "low": _rounded(self.low),
+            "high": _rounded(self.high),
+            "allowed": _rounded(self.allowed),
+            "unit": self.unit,
+            "outcome": self.outcome,
+        }
+
+
+@dataclass(frozen=True)
 class Check:
     """One thing that was checked. ``key`` names it in every run of the same program."""
 
@@ -33,6 +63,7 @@ class Check:
     sites: tuple[str, ...] = ()
     reason: str = ""  # of a suppression
     chain: str = ""  # the culprit's chain, on one line
+    measures: tuple[Measured, ...] = ()  # all of its figures; ``measured`` is the one that decides
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -50,6 +81,7 @@ class Check:
             "measured": _rounded(self.measured),
             "limit": _rounded(self.limit),
             "unit": self.unit or None,
+            "measures": [one.to_json() for one in self.measures],
             "sites": list(self.sites),
             "reason": self.reason or None,
         }
@@ -57,7 +89,8 @@ class Check:
 
 @dataclass(frozen=True)
 class SiteChange:
-    """One site in head and baseline. ``expected_*``: the baseline's figures for the work that head did."""
+    """One site in head and baseline. ``expected_*``: the baseline's figures for the work that head did;
+    ``allowed_objects``: how many may be kept before it is more than chance."""
 
     what: str  # new, grown, improved, vanished
     layer: str
@@ -68,6 +101,7 @@ class SiteChange:
     expected_objects: float
     expected_bytes: float
     key: str
+    allowed_objects: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -80,6 +114,7 @@ class SiteChange:
             "kept_bytes": self.kept_bytes,
             "expected_objects": _rounded(self.expected_objects),
             "expected_bytes": _rounded(self.expected_bytes),
+            "allowed_objects": _rounded(self.allowed_objects),
             "key": self.key,
         }
 

@@ -191,7 +191,9 @@ class Liveness:
     sources: list[SourceLiveness] = field(default_factory=list)
     keepers: list[Keeper] = field(default_factory=list)  # most retained bytes first
     stale: list[Stale] = field(default_factory=list)  # most bytes × age first
-    whys: list[Why] = field(default_factory=list)
+    whys: list[Why] = field(default_factory=list)  # those that were asked for
+    suspects: list[Why] = field(default_factory=list)  # why the leading stale ones are alive
     nodes: dict[str, int] = field(default_factory=dict)  # by kind
     edges: dict[str, int] = field(default_factory=dict)  # by kind
     inputs: list[dict[str, Any]] = field(default_factory=list)
+    ends_ns: tuple[int, ...] = ()  # of each source by its number in the graph, 0 = not known

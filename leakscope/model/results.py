@@ -7,13 +7,16 @@ zero (the start of the capture), sizes are bytes. Stacks are lists of frame text
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leakscope.model.calibration import Calibrated
 from leakscope.model.forecast import Forecast
 from leakscope.model.runs import Run
 from leakscope.model.stores import StoreAudit
 from leakscope.model.words import KINDS_NOT_ADDED
+
+if TYPE_CHECKING:
+    from leakscope.model.timeline import Timeline
 
 SCHEMA = "leakscope-report/1"
 VERDICTS = ("leak", "inconclusive", "not_leak")
@@ -152,6 +155,15 @@ class Touches:
         }
 
 
+@dataclass(frozen=True)
+class KeptCourse:
+    """Bytes that a site keeps at ``start_s`` + i × ``step_s`` (i = 1, 2, …) since the start of its source."""
+
+    start_s: float
+    step_s: float
+    kept_bytes: tuple[float, ...]
+
+
 @dataclass
 class Site:
     """Who allocates: (layer, kind, api, slab cache, stacks). The unit of attribution.
@@ -189,6 +201,8 @@ class Site:
     touches: Touches | None = None  # None: launch arguments were not recorded, or it is no such memory
     bytes_sampled: bool = False  # all figures are estimates from a sample of allocations (--sample-bytes)
     levelled_off: bool = False  # grew, and stopped growing
+    course: KeptCourse | None = None  # where asked for; not in JSON
+    frame_kinds: tuple[str, ...] = ()  # of the frames of ``stack`` (stack_tree.FRAME_KINDS); not in JSON
 
     @property
     def added(self) -> bool:
@@ -369,6 +383,7 @@ class Report:
     joins: list[JoinOutcome] = field(default_factory=list)
     clocks: list[Row] = field(default_factory=list)  # one a source that was aligned: its residual, with how
     runs: list[Run] = field(default_factory=list)  # one a capture, where asked for; not in JSON
+    timelines: list[Timeline] = field(default_factory=list)  # where asked for; not in JSON
     stores: list[StoreAudit] = field(default_factory=list)  # audits of key-value stores
     calibration: list[Calibrated] = field(default_factory=list)  # of counters over two windows of 180 readings
     judged: bool = True  # False: evidence that has no memory in it; its verdict does not count beside others

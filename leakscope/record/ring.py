@@ -52,11 +52,16 @@ class Ring:
         return float(int(self._producer[0]) - int(self._consumer[0])) / self.size_bytes
 
     def read(self, at_most: int = 1 << 20) -> np.ndarray:
-        """All records that are ready, at most about `at_most`, as one structured array (empty when none)."""
+        """All records that are ready, at most about `at_most`, as one structured array (empty when none).
+
+        What comes while it reads waits for the next read: to follow a writer that does not pause would never end, and
+        in steps of a few records.
+        """
         batches: list[np.ndarray] = []
         total = 0
+        produced = int(self._producer[0])
         while total < at_most:
-            batch = self._read_batch()
+            batch = self._read_batch(produced)
             if batch is None:
                 break
             batches.append(batch)
@@ -65,9 +70,10 @@ class Ring:
             return batches[0]
         return joined(batches) if batches else np.empty(0, self.dtype)
 
-    def _read_batch(self) -> np.ndarray | None:
-        """One run of records, an empty array after progress without records, or None when nothing is ready."""
-        consumed, produced = int(self._consumer[0]), int(self._producer[0])
+    def _read_batch(self, produced: int) -> np.ndarray | None:
+        """One run of records before the position `produced`, an empty array after progress without records, or None
+        when nothing is ready."""
+        consumed = int(self._consumer[0])
         offset = consumed & (self.size_bytes - 1)
         size = self.dtype.itemsize
         possible = min((produced - consumed) // self._stride, self._window)

@@ -44,6 +44,7 @@ from leakscope.record.rings import Rings
 from leakscope.record.sampler_thread import SamplerThread
 from leakscope.record.samplers import SamplerSet
 from leakscope.record.samplers.rss_peaks import rss_peaks
+from leakscope.record.settled_sites import SettledSites
 from leakscope.record.side_band import SideBand
 from leakscope.record.sink import Batch, Sink
 from leakscope.record.successors import Successors
@@ -214,6 +215,7 @@ class Session:
             census=census,
             schedule=Schedule(options.interval_s, options.flush_s, options.steady) if census else None,
             unwound=self._unwound,
+            settled=SettledSites(self._programs.map("settled_sites")) if options.stacks == "sampled" else None,
         )
         began = time.perf_counter()
         self._libraries.attach_known(before_start, running)

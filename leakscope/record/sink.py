@@ -29,6 +29,7 @@ from leakscope.record.priority import prefer_this_thread
 from leakscope.record.processes import Processes
 from leakscope.record.records import CALL_RECORD
 from leakscope.record.ring import joined
+from leakscope.record.settled_sites import SettledSites
 from leakscope.record.side_band import SideBandEvent
 from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
@@ -80,6 +81,7 @@ class Sink:
         census: Census | None = None,
         schedule: Schedule | None = None,
         unwound: UnwoundStacks | None = None,
+        settled: SettledSites | None = None,
     ) -> None:
         """With a `schedule` rows are gathered and written when it says so; without, at each batch."""
         self._writer = writer
@@ -95,6 +97,7 @@ class Sink:
         self._marks = marks
         self._arguments = arguments
         self._unwound = unwound
+        self._settled = settled
         self._queue: queue.Queue[Batch | None] = queue.Queue(maxsize=8)
         self._ended: dict[int, int] = {}
         self._manifest_saved_ns = 0
@@ -192,7 +195,10 @@ class Sink:
                 arguments = self._arguments.table(batch.launches, decoded.mem_events, called)
                 tables.append(("launch_arguments", arguments))
         if batch.objects:
-            tables.append(("mem_events", self._objects.table(_in_order(batch.objects))))
+            objects = _in_order(batch.objects)
+            if self._settled:
+                self._settled.follow(objects, batch.ts_ns)
+            tables.append(("mem_events", self._objects.table(objects)))
         if self._census:
             tables = self._census.tables(tables, batch.readouts)
         tables += [("samples", table) for table in batch.samples]

@@ -17,13 +17,13 @@ Line = tuple[str, str]
 
 def diff_lines(diff: Diff, names: tuple[str, str], top: int) -> Iterator[Line]:
     """What ``diff`` prints. ``names``: of A and B; ``top``: sites and counters that are shown."""
-    yield _sentence(diff), _STYLES.get(diff.verdict.verdict, "")
+    yield diff_sentence(diff), _STYLES.get(diff.verdict.verdict, "")
     for reason in (*diff.verdict.reasons, *(f"not known: {what}" for what in diff.verdict.missing)):
         yield f"   {printable(reason)}", ""
     yield "", ""
     yield printable(f"A  {names[0]}   (the baseline)"), "dim"
     yield printable(f"B  {names[1]}   (head)"), "dim"
-    yield _work(diff), "dim"
+    yield work_sentence(diff), "dim"
     yield from _table("layers", ["layer", "live in A", "live in B", "more for the same work", "growth A", "growth B"], [
         [d.layer, size(d.a.live_bytes), size(d.b.live_bytes), _signed(d.more_bytes), _rate(d.a), _rate(d.b)]
         for d in diff.layers
@@ -32,7 +32,8 @@ def diff_lines(diff: Diff, names: tuple[str, str], top: int) -> Iterator[Line]:
     yield from _counters(diff.counters, top)
 
 
-def _sentence(diff: Diff) -> str:
+def diff_sentence(diff: Diff) -> str:
+    """The verdict of the comparison in one sentence."""
     verdict = diff.verdict
     if verdict.verdict == "leak":
         culprit = verdict.culprit
@@ -45,7 +46,8 @@ def _sentence(diff: Diff) -> str:
     return "B keeps no more than A for the same work"
 
 
-def _work(diff: Diff) -> str:
+def work_sentence(diff: Diff) -> str:
+    """How much the two runs did."""
     if not diff.work_known:
         return "nothing says how much work the two did; figures stand as they were recorded"
     return printable(f"B did {diff.ratio:.2f} times the work of A ({diff.unit})")
@@ -57,14 +59,14 @@ def _sites(diff: Diff, top: int) -> Iterator[Line]:
     yield from _table(
         f"sites that changed: {len(changed):,}, as before: {same:,}" if diff.sites else "",
         ["", "layer", "kept in A", "kept in B", "more", "growth B", "culprit"],
-        [_site(site) for site in _leading(changed, top)],
+        [_site(site) for site in leading(changed, top)],
     )
     if len(changed) > top:
         yield f"   … and {len(changed) - top:,} more: --top shows them, --json has all", "dim"
 
 
-def _leading(changed: Sequence[SiteDiff], top: int) -> list[SiteDiff]:
-    """Those that differ by most bytes, growth before what got less."""
+def leading(changed: Sequence[SiteDiff], top: int) -> list[SiteDiff]:
+    """At most ``top``: those that differ by most bytes, growth before what got less."""
     chosen = sorted(changed, key=lambda site: -abs(site.more_bytes))[:top]
     return sorted(chosen, key=lambda site: -site.more_bytes)
 

@@ -35,7 +35,7 @@ def gate_json(report: Report, gate: Gate) -> dict[str, Any]:
 
 def gate_lines(report: Report, gate: Gate, evidence: Sequence[str], width: int = 80) -> Iterator[Line]:
     """What ``check`` prints."""
-    yield f"{_WORDS[gate.result]}  {_sentence(gate)}", _STYLES[gate.result]
+    yield f"{_WORDS[gate.result]}  {gate_sentence(gate)}", _STYLES[gate.result]
     if gate.difference is not None:
         d = gate.difference
         yield from _wrapped(f"against {d.baseline}: head did {d.ratio:.2f} times its work ({d.unit})", width, "")
@@ -60,7 +60,8 @@ def gate_lines(report: Report, gate: Gate, evidence: Sequence[str], width: int =
         yield printable(f"next: leakscope attribute {' '.join(evidence)}     chains, sites, losses"), "dim"
 
 
-def _sentence(gate: Gate) -> str:
+def gate_sentence(gate: Gate) -> str:
+    """The result in one sentence."""
     failed, unclear = gate.of("fail"), gate.of("inconclusive")
     if gate.result == "fail":
         return printable(failed[0].name) + (f" and {counted(len(failed) - 1, 'other')}" if len(failed) > 1 else "")

@@ -28,8 +28,9 @@ _MAX_FRAMES = 4
 def liveness_json(found: Liveness, graph: Graph) -> dict[str, Any]:
     """``found`` as one object of schema ``leakscope-liveness/1``, plain JSON types.
 
-    Keys: schema, sources (classes, rules of the classic scheme, windows, pools, notes), keepers, stale, whys, nodes and
-    edges (counts by kind), graph (node-link, None where it has too many nodes), inputs.
+    Keys: schema, sources (classes, rules of the classic scheme, windows, pools, notes), keepers, stale, whys (of what
+    was asked for), suspects (the same of the leading stale ones), nodes and edges (counts by kind), graph (node-link,
+    None where it has too many nodes), inputs.
     """
     from leakscope.report.liveness_graph import graph_json
 
@@ -52,6 +53,7 @@ def liveness_json(found: Liveness, graph: Graph) -> dict[str, Any]:
         "keepers": [asdict(keeper) for keeper in found.keepers],
         "stale": [asdict(stale) for stale in found.stale],
         "whys": [asdict(why) for why in found.whys],
+        "suspects": [asdict(why) for why in found.suspects],
         "nodes": found.nodes,
         "edges": found.edges,
         "graph": graph_json(graph),

@@ -176,17 +176,22 @@ def soak_view(state: SoakState, width: int, height: int, ascii_only: bool = Fals
     )
 
 
-def print_soak(console: Console, summary: SoakSummary) -> None:
-    """How the soak went: after the report of its evidence."""
-    console.print()
-    console.print(Text("the soak", "bold"))
-    reason = {
+def ended_because(ended_by: str) -> str:
+    """Why a soak ended, in words."""
+    return {
         "duration": "the time was up",
         "quit": "you ended it",
         "signal": "interrupted",
         "target": "the target ended",
         "end": "the last reading",
-    }.get(summary.ended_by, summary.ended_by)
+    }.get(ended_by, ended_by)
+
+
+def print_soak(console: Console, summary: SoakSummary) -> None:
+    """How the soak went: after the report of its evidence."""
+    console.print()
+    console.print(Text("the soak", "bold"))
+    reason = ended_because(summary.ended_by)
     console.print(f"  {duration(summary.elapsed_s)} of {printable(summary.target)} ({reason})", markup=False)
     parts = [counted(summary.sources, "recording")] if summary.sources > 1 else []
     parts += [f"restarted {counted(summary.generations - 1, 'time')}"] if summary.generations > 1 else []

@@ -39,6 +39,19 @@ def readings_and_lives(capture: Capture, memory: str = "1GiB") -> tuple[Readings
 
 def gaps(capture: Capture) -> list[Happening]:
     """The stretches between recordings of which nothing is known."""
+    return [
+        Happening(
+            ended,
+            "gap",
+            f"nothing was recorded for {began - ended:,.0f} s{'; the recorder before it was killed' if killed else ''}",
+        )
+        for ended, began, killed in gap_spans(capture)
+    ]
+
+
+def gap_spans(capture: Capture) -> list[tuple[float, float, bool]]:
+    """(from, to, the recorder before it was killed) of the stretches between recordings, in seconds since the first
+    began."""
     sources = recordings_of(capture)
     zeros = zeros_ns(sources)
     with capture.connect(memory_limit="1GiB") as con:
@@ -48,22 +61,26 @@ def gaps(capture: Capture) -> list[Happening]:
         ended_ns = before.end_ns or max(last.get(before.id, 0), before.start_ns)
         ended, began = (ended_ns - zeros[before.id]) / 1e9, (after.start_ns - zeros[after.id]) / 1e9
         if began - ended >= MIN_GAP_S:
-            how = "" if before.end_ns else "; the recorder before it was killed"
-            found.append(Happening(ended, "gap", f"nothing was recorded for {began - ended:,.0f} s{how}"))
+            found.append((ended, began, not before.end_ns))
     return found
 
 
 def final_report(
-    path: Path, limit_bytes: float | None, inputs: list[dict[str, Any]] | None = None, memory: str = "2GiB"
+    path: Path,
+    limit_bytes: float | None,
+    inputs: list[dict[str, Any]] | None = None,
+    memory: str = "2GiB",
+    timelines: bool = False,
 ) -> Report:
     """The report of a capture, as `leakscope attribute --limit` gives it. ``inputs``: what the capture was made of,
-    where that is not itself. Raises BadInputError."""
+    where that is not itself; ``timelines``: also what memory did over time. Raises BadInputError."""
     import duckdb
 
     capture = Capture.open(path)
+    options = Options(limit_bytes=limit_bytes, timelines=timelines)
     try:
         with capture.connect(memory_limit=memory) as con:
-            (report,) = attribute_together([(con, capture.manifest)], Options(limit_bytes=limit_bytes))
+            (report,) = attribute_together([(con, capture.manifest)], options)
     except duckdb.Error as error:
         raise BadInputError(f"{path}: cannot be attributed: {str(error).splitlines()[0]}") from None
     report.inputs = inputs or [

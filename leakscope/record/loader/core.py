@@ -25,6 +25,7 @@ _MAP_SIZES = {
     "stacks": "STACK_ENTRIES",
     "sites": "SITE_ENTRIES",
     "site_states": "SITE_STATE_ENTRIES",
+    "settled_sites": "SITE_ENTRIES",
     "live": "LIVE_ENTRIES",
     "live_pages": "PAGE_ENTRIES",
     "live_ranges": "RANGE_ENTRIES",

@@ -28,7 +28,7 @@ SECONDS_AN_HOUR = 3600
 @dataclass(frozen=True)
 class StackValue:
     """One site as a stack. ``frames``: outermost first, the last says what was allocated. Values are bytes, objects,
-    and bytes an hour."""
+    and bytes a second."""
 
     source: str  # name of the evidence
     layer: str
@@ -36,10 +36,16 @@ class StackValue:
     api: str
     frames: tuple[str, ...]
     live: int
-    growth: int
+    growth_bytes_per_s: float
     allocated: int
     live_objects: int
     allocated_objects: int
+    site: Site | None = None  # None: several together
+
+    @property
+    def growth(self) -> int:
+        """Bytes an hour."""
+        return round(self.growth_bytes_per_s * SECONDS_AN_HOUR)
 
     def value(self, of: str) -> int:
         """The measure ``of``, a key of :data:`MEASURES`."""
@@ -63,7 +69,7 @@ def stack_values(
 def _of_site(site: Site, source: str) -> StackValue:
     live = site.live_bytes if site.frees_visible else 0
     grows = site.growth is not None and site.frees_visible and not site.levelled_off
-    growth = round(site.growth.bytes_per_s * SECONDS_AN_HOUR) if site.growth and grows else 0
+    growth = site.growth.bytes_per_s if site.growth and grows else 0.0
     return StackValue(
         source,
         site.layer,
@@ -71,10 +77,11 @@ def _of_site(site: Site, source: str) -> StackValue:
         site.api,
         (*site.stack, f"[{site.kind} {site.slab_cache or site.api}]"),
         live,
-        max(0, growth),
+        max(0.0, growth),
         site.allocated_bytes,
         site.live_objects if site.frees_visible else 0,
         site.allocated_objects,
+        site,
     )
 
 
