@@ -106,6 +106,7 @@ class LiveView:
         self._live: Any = None
         self._names: Any = None
         self._paused = False
+        self._hangs = False  # in a write
         self._before = (0.0, 0)
         self._forecast: tuple[float, Forecast | None] = (0.0, None)
 
@@ -138,7 +139,8 @@ class LiveView:
         if thread is None:
             return
         thread.join(PATIENCE_S)
-        if not thread.is_alive() and self._how == "live":
+        self._hangs = thread.is_alive()
+        if not self._hangs and self._how == "live":
             print("leakscope: writing what was recorded", file=self._stream, flush=True)
 
     # --- the thread of the view
@@ -216,7 +218,9 @@ class LiveView:
                 self._live.show(partial(live_view, state))
 
     def _clear(self) -> None:
-        if self._live is not None:
+        if self._live is not None and self._hangs:  # what was written meanwhile must not be cleared
+            self._live.console.show_cursor(True)
+        elif self._live is not None:
             self._live.close()
         elif self._how == "line" and self._before[0]:
             self._stream.write("\r\x1b[K")

@@ -14,6 +14,7 @@ from types import FrameType
 from leakscope.capture import Capture
 from leakscope.detect.recorded_lives import zeros_ns
 from leakscope.errors import BadInputError
+from leakscope.model.live import LiveReading
 from leakscope.model.manifest import Source
 from leakscope.model.recording import Summary
 from leakscope.model.soak import SoakState, SoakSummary
@@ -188,10 +189,18 @@ class LiveSoak:
             self._asked = False
         if found := self._search.poll():
             self._watch.tell(elapsed_s, "culprit", found)
-        with self._reading:
-            live = self._readings.read(MOST_SITES) if self._readings is not None else None
+        live = self._read_live(elapsed_s)
         lost = sum(loss.count for one in self.summaries for loss in one.losses if loss.what == "ring_drop")
         self._on_state(replace(self._watch.state(elapsed_s, lost), live=live))
+
+    def _read_live(self, elapsed_s: float) -> LiveReading | None:
+        with self._reading:
+            try:
+                return self._readings.read(MOST_SITES) if self._readings is not None else None
+            except Exception as error:  # looks go on
+                self._readings = None
+                self._watch.tell(elapsed_s, "note", f"no growing sites any more: {type(error).__name__}: {error}")
+                return None
 
     def _starts_again(self, summary: Summary, quick: int) -> bool:
         """Whether a command that ended is started again; says so."""

@@ -80,11 +80,20 @@ class SiteTable:
         self._marks = np.zeros(1024, np.int64)
         self._kept = np.zeros(1024, np.int64)
         self._by_layer = np.zeros(len(LAYERS), np.int64)
+        self._error: Exception | None = None
 
     def add(self, rows: int, columns: Mapping[str, Any]) -> None:
-        """Add `rows` events of decoded columns (arrays or scalars, text as codes, missing ones 0)."""
-        if not rows:
-            return
+        """Add `rows` events of decoded columns (arrays or scalars, text as codes, missing ones 0).
+
+        Never raises: the recording goes on without sums, and :meth:`sums` raises what went wrong.
+        """
+        if rows and self._error is None:
+            try:
+                self._add(rows, columns)
+            except Exception as error:
+                self._error = error
+
+    def _add(self, rows: int, columns: Mapping[str, Any]) -> None:
         op, size, allocated = (np.asarray(columns.get(name, 0)) for name in ("op", "size_bytes", "alloc_ts_ns"))
         made = op == _ALLOC
         # In float64 sums below 2^53 are exact, and bincount takes nothing else.
@@ -112,7 +121,9 @@ class SiteTable:
                 self._marks[sites[ranged]] = marks[ranged]
 
     def sums(self) -> SiteSums:
-        """All sites as they are now."""
+        """All sites as they are now. Raises what :meth:`add` could not."""
+        if self._error is not None:
+            raise self._error
         with self._lock:
             of = slice(1, self._count)
             return SiteSums(
@@ -178,12 +189,19 @@ class CensusSums:
     def __init__(self, *, weighted: bool, sample_bytes: int = 0) -> None:
         self._weighted = weighted
         self._sample_bytes = sample_bytes
+        self._error: Exception | None = None
         empty = np.empty(0, np.int64)
         self._sums = SiteSums(empty.view(np.uint64), empty.reshape(0, 7), empty, empty, np.zeros(len(LAYERS), np.int64))
 
     def publish(self, identities: Mapping[str, IntArray], live_bytes: IntArray) -> None:
         """Take the sites of a readout: columns of IDENTITY, `size_bytes` (0 where objects differ) and `weight`, and
-        what is live of each. Rows may share an identity."""
+        what is live of each. Rows may share an identity. Never raises, as in :meth:`SiteTable.add`."""
+        try:
+            self._publish(identities, live_bytes)
+        except Exception as error:
+            self._error = error
+
+    def _publish(self, identities: Mapping[str, IntArray], live_bytes: IntArray) -> None:
         kind = identities["kind"]
         scaled = live_bytes.astype(np.float64)
         if self._sample_bytes:
@@ -200,5 +218,7 @@ class CensusSums:
         )
 
     def sums(self) -> SiteSums:
-        """All sites as of the last readout."""
+        """All sites as of the last readout. Raises what :meth:`publish` could not."""
+        if self._error is not None:
+            raise self._error
         return self._sums
