@@ -11,7 +11,7 @@ from rich.console import Console
 
 from leakscope.cli.live_tracks import Tracks
 from leakscope.cli.live_view import shown_as
-from leakscope.errors import BadInputError
+from leakscope.cli.main import main
 from leakscope.model.forecast import Forecast
 from leakscope.model.live import GrowingSite, LiveFrame, LiveReading, LiveState, Track
 from leakscope.model.recording import Loss
@@ -260,8 +260,10 @@ def test_what_is_shown_where(
 
 
 @pytest.mark.parametrize("verb", ["record", "soak"])
-def test_wrong_progress_is_one_line(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BadInputError, match=r"--progress often: choose auto, live, lines or none"):
-        shown_as("often", Stream(True), command=False)
-    with pytest.raises(BadInputError, match="--progress live: stderr is no terminal that can show it"):
-        shown_as("live", Stream(False), command=False)
+def test_wrong_progress_is_one_line(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for progress, said in (
+        ("often", "--progress often: choose auto, live, lines or none"),
+        ("live", "--progress live: stderr is no terminal that can show it; use --progress lines"),
+    ):
+        assert main([verb, "--progress", progress]) == 2
+        assert capsys.readouterr().err == f"leakscope: {said}\n"

@@ -199,8 +199,9 @@ def _recorded(
         follow=not command,
     )
     plan.output = str(options.output)
+    shown = _screen(progress, interval_s, command=bool(command))
     require_capable(loader)
-    with _screen(progress, interval_s, command=bool(command)) as screen:
+    with shown as screen:
         live = LiveSoak(options, Watch(plan), restart, screen.update, screen.say, screen.how == "live")
         screen.on_quit = live.stop
         summary = live.run()
