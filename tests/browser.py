@@ -1,5 +1,6 @@
 """A headless Chromium that opens pages of ours and fails on whatever a page of ours must not do.
 
+Wait for functions (``"() => …"``), not for strings: the policy of a page forbids to evaluate those a second time.
 Chromium is Debian's (``tools/system-packages.sh test``), or the program that LEAKSCOPE_CHROMIUM names.
 """
 

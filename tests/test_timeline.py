@@ -126,6 +126,22 @@ def test_what_survives_an_exit_stays_in_the_curve(tmp_path: Path) -> None:
     assert [(m.what, m.t_s) for m in timeline.moments if m.what == "exit"] == [("exit", 8.0)]
 
 
+def test_a_finding_is_drawn_with_the_processes_that_it_is_about(tmp_path: Path) -> None:
+    # given a process that leaks 50 × 4096 bytes, and one that keeps 20 × 4096 from its start on
+    run = SyntheticCapture(SECONDS)
+    run.process()
+    run.process(PID + 1)
+    run.leak(50, 4096, python=["py:f@a.py:1"], **MMAP)
+    run.leak(20, 4096, start_s=0.0, end_s=0.5, python=["py:f@a.py:1"], pid=PID + 1, **MMAP)
+    run.churn(100, 4096, python=["py:g@a.py:2"], pid=PID + 1, **MMAP)  # it goes on working
+    report = reported(run.write(tmp_path / "run.lscope"))
+    # then what the finding keeps is what the verdict says, and the layer has both
+    assert report.verdict.kept_bytes == 50 * 4096
+    (timeline,) = report.timelines
+    assert one_of(timeline, FINDING, report.verdict.sites[0]).value[-1] == 50 * 4096
+    assert one_of(timeline, LIVE, "host").value[-1] == 70 * 4096
+
+
 def test_heap_alone_is_drawn_although_no_total_counts_it(tmp_path: Path) -> None:
     run = SyntheticCapture(SECONDS)
     run.process()

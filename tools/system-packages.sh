@@ -6,8 +6,9 @@ set -eu
 case "$1" in
 base) packages="python3-bpfcc libbpf1 libbpf-dev libdw1 clang llvm gcc g++ libc6-dev make python3-venv" ;;
 bench) packages="bpfcc-tools bpftrace gcc libc6-dev" ;;
-# Servers that tests start themselves, on ports and sockets of their own, and a browser for HTML reports.
-test) packages="redis-server memcached chromium" ;;
+# Servers that tests start themselves, on ports and sockets of their own (prometheus brings promtool), and a browser
+# for HTML reports.
+test) packages="redis-server memcached chromium prometheus" ;;
 *) echo "usage: $0 base|bench|test" >&2; exit 2 ;;
 esac
 

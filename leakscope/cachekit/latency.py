@@ -9,6 +9,9 @@ GROWTH = 1.04
 """Ratio of the bounds of a bucket: quantiles are at most 2 % off."""
 _LOG = math.log(GROWTH)
 MAX_NS = 3_600 * 10**9
+STEPS = 18
+"""Buckets of a bound that is told: twice the one before, near enough."""
+FIRST_EDGE, LAST_EDGE = 10, 35
 
 
 class LatencyHistogram:
@@ -25,6 +28,15 @@ class LatencyHistogram:
         self.count += 1
         self.total_ns += clipped
         self._buckets[int(math.log(clipped) / _LOG)] += 1
+
+    def cumulative(self) -> tuple[list[float], list[int]]:
+        """(upper bounds in ns, latencies below each), exact counts, of :data:`STEPS` buckets together each.
+
+        From a microsecond to a minute; what lies above the last bound is in :attr:`count` alone.
+        """
+        edges = range(STEPS * FIRST_EDGE, STEPS * LAST_EDGE + 1, STEPS)
+        buckets = list(self._buckets.items())
+        return [GROWTH**edge for edge in edges], [sum(n for i, n in buckets if i < edge) for edge in edges]
 
     def quantile_ns(self, share: float) -> float:
         """The latency that ``share`` (0…1) of all do not exceed, within 2 %; NaN of none."""

@@ -297,6 +297,14 @@ class TierChain:
                 for tier, counts in zip(self.tiers, self._counts, strict=True)
             ]  # fmt: skip
 
+    def latencies(self) -> list[tuple[str, list[float], list[int], int, float]]:
+        """One row a tier, fastest first: (name, upper bounds in ns, lookups below each, all of them, ns they took)."""
+        with self._lock:
+            return [
+                (tier.name, *counts.latency.cumulative(), counts.latency.count, counts.latency.total_ns)
+                for tier, counts in zip(self.tiers, self._counts, strict=True)
+            ]
+
     def _name(self, key: str) -> str:
         """Namespace and SHA-256 of the key: a key may be a prompt, and servers show their keys to everybody."""
         namespace = self.fingerprint.namespace if self.fingerprint is not None else ""

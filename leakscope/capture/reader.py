@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -135,6 +136,12 @@ def scratch_directory() -> str:
     directory = tempfile.TemporaryDirectory(prefix="leakscope-", dir=root)
     atexit.register(directory.cleanup)
     return directory.name
+
+
+def remove_scratch() -> None:
+    """Remove :func:`scratch_directory` now, for a process that ends without its exit handlers."""
+    if scratch_directory.cache_info().currsize:
+        shutil.rmtree(scratch_directory(), ignore_errors=True)
 
 
 def _parts_on_disk(capture: Path) -> list[str]:

@@ -35,6 +35,7 @@ VERBS = {
     "liveness": Verb("leakscope.cli.liveness", "Say who keeps memory alive, and what nobody uses any more."),
     "diff": Verb("leakscope.cli.diff", "Compare two captures: growth by layer, site and counter."),
     "export": Verb("leakscope.cli.export", "Write results in the formats of other tools."),
+    "serve": Verb("leakscope.cli.serve", "Serve metrics for Prometheus: verdicts, memory, caches."),
     "query": Verb("leakscope.cli.query", "Run SQL on the tables of a capture."),
     "symbolize": Verb("leakscope.cli.symbolize", "Find names and lines of native frames after the fact."),
     "pack": Verb("leakscope.cli.pack", "Make one file of a capture."),

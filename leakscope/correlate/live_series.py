@@ -6,7 +6,7 @@ without a known allocation are not subtracted, and sites whose frees cannot be s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -35,14 +35,12 @@ class LiveBytes(NamedTuple):
     hidden: dict[str, npt.NDArray[np.float64]]
 
 
-def remember(
-    con: duckdb.DuckDBPyConnection, name: str, held: Holdings, groups: Mapping[int, str], lives: pd.DataFrame
-) -> None:
-    """Leave the temporary table ``name`` behind: source_id, of, ts_ns, bytes by which the sites of a group gain until
-    then, by the bins of their processes' lives. ``groups``: number of a site → what it stands under (``of``)."""
+def remember(con: duckdb.DuckDBPyConnection, name: str, held: Holdings, groups: pd.Series, lives: pd.DataFrame) -> None:
+    """Leave the temporary table ``name`` behind: source_id, of, ts_ns, bytes by which the holdings of a group gain
+    until then, by the bins of their processes' lives. ``groups``: what a holding (the index) stands under (``of``)."""
     windows = lives.drop_duplicates("life").set_index("life")
     rows = held.table.iloc[held.curve_rows]
-    of_group = np.flatnonzero(rows["site"].isin(list(groups)).to_numpy())
+    of_group = np.flatnonzero(rows["holding"].isin(groups.index).to_numpy())
     chosen = rows.iloc[of_group]
     window = windows.loc[chosen["life"], ["source_id", "from_ns", "bin_ns"]]
     gains = np.diff(held.kept_bytes[of_group], axis=1, prepend=0.0)
@@ -51,7 +49,7 @@ def remember(
     table = pd.DataFrame(
         {
             "source_id": window["source_id"].to_numpy(np.int64)[holding],
-            "of": chosen["site"].map(groups).to_numpy(object)[holding].astype(str),
+            "of": groups.loc[chosen["holding"]].to_numpy(object)[holding].astype(str),
             "ts_ns": from_ns + (bin_ + 1) * bin_ns,
             "bytes": gains[holding, bin_],
         }

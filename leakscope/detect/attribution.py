@@ -29,7 +29,7 @@ from leakscope.correlate.touches import graph_launches, touches_by_site
 from leakscope.correlate.visibility import frees_visible
 from leakscope.correlate.wrapper_rules import NO_RULES, WrapperRules
 from leakscope.detect import growth
-from leakscope.detect.findings import find, overall
+from leakscope.detect.findings import find, holdings_of, overall
 from leakscope.detect.iterations import (
     Iterations,
     frees_proven,
@@ -150,10 +150,9 @@ def attribute(
         findings = [in_iterations(f, judged, len(options.iterations.windows)) for f in findings]
     findings = [_with_ids(f, ids) for f in findings]
     if options.timelines:
-        unseen = sites[~sites["visible"]]
-        remember(con, HIDDEN, held, dict(zip(unseen["site"], unseen["layer"].astype(str), strict=True)), lives)
-        of_site = {site: finding.sites[0] for finding in reversed(findings) for site in finding.sites}
-        remember(con, FINDINGS, held, {number: of_site[i] for number, i in ids.items() if i in of_site}, lives)
+        unseen = held.table[held.table["site"].isin(sites.loc[~sites["visible"], "site"])].set_index("holding")
+        remember(con, HIDDEN, held, unseen["layer"].astype(str), lives)
+        remember(con, FINDINGS, held, holdings_of(findings, judged, ids), lives)
     rates = site_rates(judged)
     if options.iterations is not None:
         rates = sites_by_iteration(rates, judged)

@@ -78,6 +78,17 @@ def find(judged: pd.DataFrame, rows: pd.DataFrame, names: dict[int, Names], live
     ]
 
 
+def holdings_of(findings: Sequence[Verdict], judged: pd.DataFrame, ids: dict[int, str]) -> pd.Series:
+    """Which holdings :func:`find` made a finding of: its first site, by holding. ``findings`` have the ids of sites."""
+    kept = judged[judged["state"] >= State.UNCLEAR].drop_duplicates("holding")
+    found: dict[int, str] = {}
+    for finding in reversed(findings):  # of two that name a site the leading one has it
+        state = State.UNCLEAR if finding.verdict == "inconclusive" else State.LEAK
+        named = kept["site"].map(ids).isin(finding.sites) & (kept["state"] == state)
+        found |= dict.fromkeys(kept.loc[named, "holding"].astype(int), finding.sites[0] if finding.sites else "")
+    return pd.Series(found, dtype=object)
+
+
 def _consequences(leaks: pd.DataFrame, names: dict[int, Names]) -> tuple[pd.Series, dict[tuple[str, str], list[int]]]:
     """Kernel sites that only follow from maps, GPU memory or slab objects of the same process.
 

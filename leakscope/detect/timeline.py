@@ -43,6 +43,7 @@ from leakscope.model.timeline import (
     Timeline,
 )
 from leakscope.model.words import KINDS_NOT_ADDED, LAYERS
+from leakscope.quantities import counted
 
 if TYPE_CHECKING:
     import duckdb
@@ -140,7 +141,7 @@ def _timeline(
         tuple(slopes),
         tuple(moments),
         tuple(survived),
-        (f"{left:,} more counters were read; they gained less and no verdict names them",) if left > 0 else (),
+        (f"{counted(left, 'more counter')} not drawn: less gained, and no verdict names them",) if left > 0 else (),
     )
 
 

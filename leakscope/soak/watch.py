@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -138,6 +138,17 @@ class Watch:
             for ts_ns, scope, scope_id, counter, value in read:
                 if scope in ("cgroup", "device"):
                     self._store.add((scope, scope_id, counter), (ts_ns - zero_ns) / 1e9, value)
+
+    def add_values(self, at_s: float, values: Mapping[str, float]) -> None:
+        """Take one reading of counters that a service itself tells; :meth:`declare` says which are bytes."""
+        with self._lock:
+            for counter, value in values.items():
+                self._store.add(("service", "", counter), at_s, value)
+
+    def declare(self, byte_counters: Iterable[str]) -> None:
+        """Name the counters that are in bytes, where their names do not say it."""
+        with self._lock:
+            self._store.declared = frozenset(byte_counters)
 
     def tell(self, elapsed_s: float, what: str, text: str) -> None:
         """Something happened that the report must tell."""

@@ -69,7 +69,7 @@ class EngineMetrics:
 
     def read(self) -> Reading:
         """One scrape. Raises BadInputError where it fails."""
-        return readings_of(self._text(), self.address.shown)
+        return readings_of(self.text(), self.address.shown)
 
     def collect(self, deadline: Deadline) -> ParsedReport:
         """Readings until the deadline, two at least."""
@@ -87,7 +87,8 @@ class EngineMetrics:
         failed = scrapes - len(readings)
         return report_of(readings, [f"{failed:,} of {scrapes:,} readings failed"] if failed else [])
 
-    def _text(self) -> str:
+    def text(self) -> str:
+        """The answer to one scrape. Raises BadInputError where there is none."""
         url = self.address.url
         host = self.address.host
         authority = (f"[{host}]" if ":" in host else host) + (f":{url.port}" if url.port else "")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 11211
 TIMEOUT_S = 5.0
 MAX_LINE = 4096
+MAX_STATS = 1000
 LINE = re.compile(rb"key=(\S+) exp=(-?\d+) la=(\d+) .*?size=(\d+)")
 LIMITS = [
     "memcached tells no references: who still needs an item is not known",
@@ -43,8 +44,12 @@ class MemcachedAudit:
 
     def check(self) -> None:
         """Raises BadInputError where the server cannot be asked."""
+        self.stats()
+
+    def stats(self) -> dict[str, str]:
+        """The answer to ``stats``. Raises BadInputError where the server cannot be asked."""
         with self._connected() as link:
-            self._stats(link)
+            return self._stats(link)
 
     def collect(self, deadline: Deadline) -> ParsedReport:
         """One audit."""
@@ -112,12 +117,15 @@ class MemcachedAudit:
         self.commands += 1
         link.send(b"stats\r\n")
         found: dict[str, str] = {}
-        while (line := link.line()) != b"END":
+        for _ in range(MAX_STATS):
+            line = link.line()
+            if line == b"END":
+                return found
             words = line.decode("ascii", "replace").split(" ", 2)
             if words[0] != "STAT" or len(words) != 3:
                 raise BadInputError(f"{self.address.shown}: is no memcached server that answers without a password")
             found[words[1]] = words[2]
-        return found
+        raise BadInputError(f"{self.address.shown}: is no memcached server: more than {MAX_STATS:,} statistics")
 
     def _connected(self) -> _Link:
         return _Link(self.address)

@@ -20,13 +20,15 @@ _ADDRESS = re.compile(r"\+?0x[0-9a-f]+")
 
 @dataclass(frozen=True)
 class Metric:
-    """A gauge. ``name`` has dots; ``unit`` is of UCUM, as OpenTelemetry writes it; values by label values."""
+    """A gauge, or a counter that only rises. ``name`` has dots; ``unit`` is of UCUM, as OpenTelemetry writes it; values
+    by label values."""
 
     name: str
-    unit: str  # By, By/s, {object}, 1
+    unit: str  # By, By/s, {object}, s, 1
     help: str
     labels: tuple[str, ...]
     samples: tuple[tuple[tuple[str, ...], float], ...]
+    counter: bool = False
 
 
 def metrics(report: Report, names: Sequence[str], sites: int) -> list[Metric]:

@@ -101,6 +101,8 @@ def _findings(report: Report) -> Section | None:
 def _about(verdict: Verdict) -> str:
     """What stands over a chain: the sentence, its reasons, what is missing."""
     said = [verdict_sentence(verdict), *verdict.reasons, *(f"missing: {one}" for one in verdict.missing)]
+    if len(verdict.sites) > 1:
+        said.append(f"drawn is the site that keeps most, of {len(verdict.sites):,}")
     return "; ".join(dict.fromkeys(said)) + "."
 
 

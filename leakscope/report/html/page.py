@@ -64,6 +64,7 @@ _TONES = {
     **dict.fromkeys(("leak", "failed", "regression", "critical"), "bad"),
     **dict.fromkeys(("not_leak", "passed", "no regression", "normal"), "good"),
 }
+_WORDS = {"not_leak": "no leak"}  # as on a terminal
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 _IN_JSON = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
@@ -146,7 +147,8 @@ def _tone(verdict: str) -> str:
 
 
 def _badge(verdict: str) -> str:
-    return f'<strong class="badge {_tone(verdict)}">{html.escape(printable(verdict.replace("_", " ")))}</strong>'
+    word = _WORDS.get(verdict, verdict.replace("_", " "))
+    return f'<strong class="badge {_tone(verdict)}">{html.escape(printable(word))}</strong>'
 
 
 def _section(section: Section) -> str:

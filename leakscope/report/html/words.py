@@ -86,8 +86,16 @@ def next_steps(report: Report) -> list[str]:
     steps: list[str] = []
     if verdict.verdict == "leak":
         culprit = verdict.culprit
-        where = (culprit and (culprit.frame or culprit.owner)) or culprit_of(verdict)
-        steps.append(f"Look at {as_code(where)}: {_CHECK.get(verdict.kind, 'find who should free what it allocates')}.")
+        check = _CHECK.get(verdict.kind, "find who should free what it allocates")
+        if where := (culprit and (culprit.frame or culprit.owner)):
+            steps.append(f"Look at {as_code(where)}: {check}.")
+        else:
+            steps.append(
+                f"{as_code(culprit_of(verdict))} shows that memory is kept, not by whom. Record the process while it "
+                "grows: `leakscope record -p PID -o run.lscope`, then `leakscope attribute run.lscope`."
+            )
+            if verdict.kind in _CHECK:
+                steps.append(f"Meanwhile: {check}.")
         if capture:
             steps.append(f"See who holds it: {as_code(f'leakscope liveness {shlex.quote(capture)}')}")
         steps.append(
