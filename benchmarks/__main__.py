@@ -12,7 +12,10 @@ from collections.abc import Sequence
 from benchmarks.results import ROOT, Options, Result
 from leakscope.errors import LeakscopeError
 
-NAMES = ("startup", "overhead", "probes", "reader", "end_to_end", "attribute", "joins", "census", "liveness", "page")
+NAMES = (
+    *("startup", "overhead", "probes", "reader", "end_to_end", "attribute", "joins", "census", "liveness"),
+    *("page", "live_view"),
+)
 PAGE = ROOT / "docs" / "performance.md"
 
 

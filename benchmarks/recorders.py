@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -75,8 +81,11 @@ def bpftrace(name: str, *, stacks: bool) -> Tool:
 class Recording:
     """A tool that is recording; ``start_s`` and, once stopped, ``stop_s`` are what that took."""
 
-    def __init__(self, tool: Tool, folder: Path) -> None:
-        """Start ``tool`` and return when its probes fire. Raises RuntimeError, with its messages, if they never do."""
+    def __init__(self, tool: Tool, folder: Path, *, terminal: bool = False) -> None:
+        """Start ``tool`` and return when its probes fire. Raises RuntimeError, with its messages, if they never do.
+
+        :param terminal: its messages go to a terminal of 120 columns and 40 lines.
+        """
         self.tool = tool
         self.capture = folder / "bench.lscope"
         self._output = folder / "output"
@@ -84,10 +93,13 @@ class Recording:
         command = [str(self.capture) if word == "{capture}" else word for word in tool.command]
         began = time.perf_counter()
         with self._output.open("w") as output, self._messages.open("w") as messages:
+            stderr = _terminal(self._messages) if terminal else messages.fileno()
             self._process = subprocess.Popen(
-                command, stdout=output, stderr=messages, stdin=subprocess.DEVNULL, cwd=ROOT,
-                env={**os.environ, **tool.environment},
+                command, stdout=output, stderr=stderr, stdin=subprocess.DEVNULL, cwd=ROOT,
+                env={**os.environ, "TERM": "xterm-256color", **tool.environment},
             )  # fmt: skip
+            if terminal:
+                os.close(stderr)
         self._ready = self._manifest_started if tool.makes_capture else self._probes_settled
         try:
             self._await_ready()
@@ -140,6 +152,21 @@ class Recording:
             return dict(json.loads(self._output.read_text()))
         except ValueError:
             raise RuntimeError(f"{self.tool.name} gave no summary: {self._messages.read_text()[-500:]}") from None
+
+
+def _terminal(messages: Path) -> int:
+    """The descriptor of a new terminal; what is written to it goes to a file, until nobody has it open any more."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+
+    def copy() -> None:
+        with messages.open("wb") as file, contextlib.suppress(OSError):  # EIO: closed
+            while chunk := os.read(leader, 1 << 16):
+                file.write(chunk)
+        os.close(leader)
+
+    threading.Thread(target=copy, daemon=True).start()
+    return follower
 
 
 def _open_files(pid: int) -> Counter[str]:

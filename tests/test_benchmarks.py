@@ -61,7 +61,7 @@ def test_joins_yield_their_figures():
 @pytest.mark.usefixtures("can_record")
 def test_recording_benchmarks_yield_their_figures():
     # given real probes, when the benchmarks of recording run at the smallest size
-    results = run("overhead", "probes", "reader", "end_to_end")
+    results = run("overhead", "probes", "reader", "end_to_end", "live_view")
     # then every tool has a ratio for every storm, and leakscope a count of drops
     overhead = results["overhead"]["figures"]
     ours = {"leakscope --stacks none", "leakscope (default)"}
@@ -84,6 +84,9 @@ def test_recording_benchmarks_yield_their_figures():
     (two_opens,) = end_to_end["recorded"]["open + open"]
     assert two_opens["ring_drops"] == 0
     assert two_opens["events"] >= 2 * 2_200 * 2  # 2,200 opens a storm, an allocation and a free of a file each
+    # and a recorder with a view on a terminal has a price beside one without
+    for figures in results["live_view"]["figures"].values():
+        assert {how: len(values) for how, values in figures.items()} == {"none": 1, "live": 1}
 
 
 def test_a_bar_is_met_at_its_limit_and_missed_beyond_it():

@@ -22,7 +22,8 @@ from leakscope.model.forecast import Forecast
 from leakscope.model.results import Growth, Verdict
 from leakscope.model.soak import CounterState, Happening, Look, SoakState
 from leakscope.record.successors import Identity, find_successors
-from leakscope.report.soak import SoakScreen, clock, duration, sparkline
+from leakscope.report.live.course import sparkline
+from leakscope.report.soak import SoakScreen, clock, duration
 from leakscope.soak.watch import Plan, Watch
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -88,6 +88,10 @@ def record(
             "were started with it. Costs about 3 µs a range.",
         ),
     ] = True,
+    progress: Annotated[
+        str,
+        typer.Option(help="What stderr shows meanwhile: live (a view), lines (every 10 s), none, or auto: see docs."),
+    ] = "auto",
     force: Annotated[bool, typer.Option("--force", help="Replace the capture that is there.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
 ) -> None:
@@ -98,12 +102,13 @@ def record(
     """
     import time
 
+    from leakscope.cli.live_view import LiveView, shown_as, target_of
     from leakscope.errors import BadInputError, ExitCode
     from leakscope.quantities import seconds, size_bytes
     from leakscope.record.capabilities import require_capable
     from leakscope.record.options import RecordOptions
     from leakscope.record.recorder import Recorder
-    from leakscope.report.recording import StatusLine, render_summary, show_price, summary_json
+    from leakscope.report.recording import render_summary, show_price, summary_json
 
     if mode not in ("stream", "census"):
         raise BadInputError(f"--mode {mode}: choose stream or census")
@@ -113,6 +118,7 @@ def record(
         raise BadInputError(f"--stacks {stacks}: choose none, sampled or all")
     if unwind not in ("none", "gpu", "all"):
         raise BadInputError(f"--unwind {unwind}: choose none, gpu or all")
+    how = shown_as(progress, sys.stderr, command=bool(command))
     interval_s = seconds(interval, "--interval") if interval else (10.0 if mode == "census" else 1.0)
     options = RecordOptions(
         output=output or Path(time.strftime("leakscope-%Y%m%d-%H%M%S.lscope")),
@@ -138,8 +144,19 @@ def record(
         nvtx=nvtx,
     )
     require_capable(loader)
-    with StatusLine(sys.stderr) as status:
-        summary = Recorder(options, status.update, None if json_output else show_price).run()
+    price = None if json_output else show_price
+    if how == "none":
+        summary = Recorder(options, price).run()
+    else:
+        target = target_of(options.pids, cgroup, options.command)
+        with LiveView(
+            how, sys.stderr, target, options.output, duration, everyone=options.everyone, command=bool(command)
+        ) as view:
+            recorder = Recorder(options, price, view.take, view)
+            view.on_quit = recorder.stop
+            summary = recorder.run()
+        if view.error is not None:
+            summary.notes.append(f"the live view ended early: {type(view.error).__name__}: {view.error}")
     render_summary(summary, sys.stderr)
     if json_output:
         import json

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from leakscope.capture import Capture
     from leakscope.model.results import Report
     from leakscope.model.soak import SoakSummary
+    from leakscope.report.soak import SoakScreen
     from leakscope.soak.watch import Plan
 
 
@@ -63,6 +64,12 @@ def soak(
             metavar="N", min=0, help="With --replay: N times as fast as it was.", show_default="as fast as it goes"
         ),
     ] = None,
+    progress: Annotated[
+        str,
+        typer.Option(
+            help="What stderr shows meanwhile: live (a view), lines (each interval), none, or auto: see docs."
+        ),
+    ] = "auto",
     html: ReportOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
     top: Annotated[int, typer.Option(min=0, help="Sites to list besides those of the findings.")] = 10,
@@ -93,11 +100,12 @@ def soak(
     if replay is not None:
         if pid or cgroup or command:
             raise BadInputError("--replay: watches what is there; leave -p, --cgroup and -- CMD out")
-        summary, report, capture = _replayed(replay, output, plan, html is not None)
+        summary, report, capture = _replayed(replay, output, plan, progress, html is not None)
     else:
         summary, report, capture = _recorded(
             plan, output, pid or [], cgroup, command or [], seconds(interval, "--interval"), restart, stacks, malloc,
-            size_bytes(min_size, "--min-size"), size_bytes(sample_bytes, "--sample-bytes"), loader, html is not None,
+            size_bytes(min_size, "--min-size"), size_bytes(sample_bytes, "--sample-bytes"), loader, progress,
+            html is not None,
         )  # fmt: skip
     if html is not None:
         from leakscope.report.html.soak import soak_page
@@ -106,6 +114,16 @@ def soak(
         write_page(html, soak_page(summary, report, soak_course(capture), plan.output))
     _print(summary, report, as_json, top)
     return ExitCode.INTERRUPTED if summary.ended_by == "signal" else ExitCode.DONE
+
+
+def _screen(progress: str, interval_s: float, *, command: bool) -> SoakScreen:
+    from leakscope.cli.keyboard import keyboard_of
+    from leakscope.cli.live_view import shown_as
+    from leakscope.report.soak import LINE_EVERY_S, SoakScreen
+
+    how = shown_as(progress, sys.stderr, command=command, quiet="lines")
+    keyboard = keyboard_of(sys.stderr, shared=command) if how == "live" else None
+    return SoakScreen(sys.stderr, how, keyboard, interval_s if progress == "lines" else LINE_EVERY_S)
 
 
 def _target(pid: list[int] | None, cgroup: Path | None, command: list[str] | None, replay: Path | None) -> str:
@@ -118,16 +136,19 @@ def _target(pid: list[int] | None, cgroup: Path | None, command: list[str] | Non
     return "PID " + ", ".join(map(str, pid)) if pid else "the whole host"
 
 
-def _replayed(path: Path, output: Path | None, plan: Plan, timelines: bool) -> tuple[SoakSummary, Report, Capture]:
-    from leakscope.report.soak import SoakScreen
+def _replayed(
+    path: Path, output: Path | None, plan: Plan, progress: str, timelines: bool
+) -> tuple[SoakSummary, Report, Capture]:
     from leakscope.soak.final import final_report
     from leakscope.soak.replay import Replay, open_evidence
     from leakscope.soak.watch import Watch
 
     capture, inputs = open_evidence(path, output)
     plan.output = str(path)
-    with SoakScreen(sys.stderr) as screen:
-        summary = Replay(capture, Watch(plan), screen.update).run()
+    with _screen(progress, 0.0, command=False) as screen:
+        replay = Replay(capture, Watch(plan), screen.update)
+        screen.on_quit = replay.stop
+        summary = replay.run()
     return summary, final_report(capture.path, plan.limit_bytes, inputs, timelines=timelines), capture
 
 
@@ -144,6 +165,7 @@ def _recorded(
     min_size: int,
     sample_bytes: int,
     loader: str,
+    progress: str,
     timelines: bool,
 ) -> tuple[SoakSummary, Report, Capture]:
     import time
@@ -151,7 +173,6 @@ def _recorded(
     from leakscope.capture import Capture
     from leakscope.record.capabilities import require_capable
     from leakscope.record.options import RecordOptions
-    from leakscope.report.soak import SoakScreen
     from leakscope.soak.final import final_report
     from leakscope.soak.live import RESTARTS, LiveSoak
     from leakscope.soak.watch import Watch
@@ -178,9 +199,11 @@ def _recorded(
         follow=not command,
     )
     plan.output = str(options.output)
+    shown = _screen(progress, interval_s, command=bool(command))
     require_capable(loader)
-    with SoakScreen(sys.stderr) as screen:
-        live = LiveSoak(options, Watch(plan), restart, screen.update, screen.say)
+    with shown as screen:
+        live = LiveSoak(options, Watch(plan), restart, screen.update, screen.say, screen.how == "live")
+        screen.on_quit = live.stop
         summary = live.run()
     for recording in live.summaries:
         for note in dict.fromkeys([*recording.warnings, *recording.notes]):

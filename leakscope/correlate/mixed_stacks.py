@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 from leakscope.correlate.stacks import Frame, Stacks
 
 if TYPE_CHECKING:
@@ -101,6 +99,8 @@ def unify_stacks(con: duckdb.DuckDBPyConnection) -> int:
         if same != user:
             replaced.append((user, python, same))
     if replaced:
+        import pandas as pd
+
         con.register("replaced", pd.DataFrame(replaced, columns=["user_stack", "python_stack", "same"], dtype="int32"))
         con.execute("CREATE OR REPLACE TEMP TABLE same_stacks AS SELECT * FROM replaced")
         con.unregister("replaced")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-import pandas as pd
-
 if TYPE_CHECKING:
     import duckdb
 
@@ -43,6 +41,8 @@ class Stacks:
 
     def __init__(self, con: duckdb.DuckDBPyConnection, ids: Iterable[int]) -> None:
         """Read the stacks ``ids`` and their frames from the views ``stacks`` and ``frames``."""
+        import pandas as pd
+
         con.register("wanted", pd.DataFrame({"id": sorted({int(i) for i in ids} - {0})}, dtype="int32"))
         rows = con.execute("SELECT id, frames FROM stacks JOIN wanted USING (id)").fetchall()
         self._frames_of: dict[int, list[int]] = {stack: list(frames or []) for stack, frames in rows}

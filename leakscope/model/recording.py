@@ -17,20 +17,8 @@ class Loss:
 
 
 @dataclass
-class Progress:
-    """What the status line shows."""
-
-    elapsed_s: float
-    events: int
-    events_per_s: float
-    live_bytes: dict[str, int]
-    dropped: int
-    ring_fill: float
-
-
-@dataclass
 class Summary:
-    """What a recording ended with. `ended_by`: target, duration, signal, or error."""
+    """What a recording ended with. `ended_by`: target, duration, quit, signal, or error."""
 
     output: Path
     ended_by: str

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leakscope.model.forecast import Forecast
+from leakscope.model.live import LiveReading
 from leakscope.model.results import Verdict
 
 
@@ -83,6 +84,9 @@ class SoakState:
     happenings: tuple[Happening, ...] = ()
     lost: int = 0
     scale: float | None = None  # of a replay
+    live: LiveReading | None = None  # of the recording under way
+    paused: bool = False
+    keys: bool = False  # whether q and p are read
 
 
 @dataclass
@@ -91,7 +95,7 @@ class SoakSummary:
 
     target: str
     elapsed_s: float
-    ended_by: str  # duration, signal, target, end (of a replay)
+    ended_by: str  # duration, quit, signal, target, end (of a replay)
     sources: int
     generations: int
     looks: list[Look] = field(default_factory=list)

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from leakscope.errors import BadInputError, OutputIncompleteError
-from leakscope.model.recording import Progress, Summary
+from leakscope.model.recording import Summary
 from leakscope.record import scope
 from leakscope.record.census.schedule import Schedule
 from leakscope.record.child import Command
@@ -30,6 +30,7 @@ from leakscope.record.processes import process_exists
 
 if TYPE_CHECKING:  # imported where they are used: while the programs load
     from leakscope.model.manifest import Source
+    from leakscope.record.live import Observer
     from leakscope.record.session import Sampled, Session
 
 DRAIN_INTERVAL_S = 0.02
@@ -44,17 +45,19 @@ class Recorder:
     def __init__(
         self,
         options: RecordOptions,
-        on_progress: Callable[[Progress], None] | None = None,
         on_ready: Callable[[str], None] | None = None,
         on_samples: Callable[[Sampled], None] | None = None,
+        observer: Observer | None = None,
     ) -> None:
         """:param on_ready: called with the price in one line once all is attached, before a command starts.
         :param on_samples: called with each reading of the samplers, in a thread of its own.
+        :param observer: told when there is something to see, and when no more.
         """
         self._options = options
         self._on_ready = on_ready or (lambda price: None)
-        self._on_progress = on_progress or (lambda progress: None)
         self._on_samples = on_samples
+        self._observer = observer
+        self._quit = False
         self._held = contextlib.ExitStack()
         self._stop_signal: int | None = None
         self._warnings: list[str] = []
@@ -62,8 +65,12 @@ class Recorder:
         self._notes: list[str] = []
         self._read_events = 0
 
+    def stop(self) -> None:
+        """End the recording as if its duration were over. From any thread."""
+        self._quit = True
+
     def run(self) -> Summary:
-        """Record until the duration, the targets' end, SIGINT or SIGTERM.
+        """Record until the duration, the targets' end, :meth:`stop`, SIGINT or SIGTERM.
 
         Raises BadInputError (unknown PID, existing output, no such program), NotCapableError (privileges, kernel) and
         OutputIncompleteError (disk full: the capture reads up to there).
@@ -115,6 +122,8 @@ class Recorder:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+            if self._observer is not None:
+                self._observer.end()
             if session is not None:
                 session.close()
             self._held.close()
@@ -147,7 +156,8 @@ class Recorder:
                 self._held.enter_context(sole_recorder(output))
         session = None
         try:
-            session = Session(self._options, writer, source, command, loading, self._notes, self._on_samples)
+            watched = self._observer is not None
+            session = Session(self._options, writer, source, command, loading, self._notes, self._on_samples, watched)
             if self._stop_signal is not None:
                 raise KeyboardInterrupt
             self._on_ready(price(self._options, session.functions_attached, heap_by_process=session.heap is not None))
@@ -232,12 +242,14 @@ class Recorder:
 
     def _loop(self, session: Session, command: Command | None) -> Summary:
         options = self._options
+        if self._observer is not None and session.live is not None:
+            self._observer.begin(session.live)
         # This thread drains the rings: some 5 % of a CPU, but in time. The other threads run by now, so none of them
         # inherits this.
         prefer_this_thread()
         began = time.monotonic()
         deadline = began + options.duration_s if options.duration_s else None
-        next_sample, next_status, last_events = began, began + 1.0, 0
+        next_sample, next_look = began, began + 1.0
         schedule = Schedule(options.interval_s, options.flush_s, options.steady)
         ended_by, linger_until = "", 0.0
         while True:
@@ -254,11 +266,9 @@ class Recorder:
                 early = now - began < options.interval_s
                 next_sample = max(next_sample + options.interval_s / (10 if early else 1), now)
                 session.request_sample()
-            if now >= next_status:
-                events = session.read_events
-                self._on_progress(session.progress(now - began, (events - last_events) / (now - next_status + 1.0)))
-                last_events, next_status = events, now + 1.0
-                if options.follow and not session.follow():
+            if options.follow and now >= next_look:
+                next_look = now + 1.0
+                if not session.follow():
                     ended_by = "replaced"
                     break
             if linger_until:
@@ -269,18 +279,20 @@ class Recorder:
                 if command is not None:
                     command.stop()
                 linger_until = now + (LINGER_S if command is not None else 0)
-            elif deadline is not None and now >= deadline:
-                ended_by = "duration"
+            elif self._quit or (deadline is not None and now >= deadline):
+                ended_by = "quit" if self._quit else "duration"
                 if command is not None and command.poll() is None:
                     session.request_sample()
                     break
             elif session.targets_ended():
                 ended_by = "target"
                 linger_until = now + LINGER_S
-            if ended_by == "duration":
+            if ended_by in ("duration", "quit"):
                 break
             session.wait(DRAIN_INTERVAL_S)
-        if command is not None and ended_by == "duration":
+        if self._observer is not None:
+            self._observer.end()
+        if command is not None and ended_by in ("duration", "quit"):
             session.detach()
             command.stop()
         losses = session.finish(ended_by)

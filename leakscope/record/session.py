@@ -6,12 +6,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from leakscope.capture import CaptureWriter
 from leakscope.errors import OutputIncompleteError
 from leakscope.model.manifest import Source
-from leakscope.model.recording import Loss, Progress
+from leakscope.model.recording import Loss
 from leakscope.record import records, sampling, scope
 from leakscope.record.census import Census, CensusReader, Readouts, Schedule
 from leakscope.record.child import Command
@@ -24,6 +25,8 @@ from leakscope.record.decode.sites import Sites
 from leakscope.record.gpu.session import LaunchRecording
 from leakscope.record.kernel.btf import KernelTypes
 from leakscope.record.kernel.objects import SlabCacheOfAddress
+from leakscope.record.live import LiveReadings
+from leakscope.record.live.sites import SiteTable
 from leakscope.record.loader import Loading
 from leakscope.record.loader.base import SCOPE_PROCESSES
 from leakscope.record.losses import Counters, losses_table, recursion_losses
@@ -84,8 +87,11 @@ class Session:
         loading: Loading,
         notes: list[str],
         on_samples: Callable[[Sampled], None] | None = None,
+        watched: bool = False,
     ) -> None:
-        """Attach. Raises what loading raised, BadInputError for a library without functions to probe."""
+        """Attach. `watched`: keep :attr:`live` up to date.
+
+        Raises what loading raised, BadInputError for a library without functions to probe."""
         self._options = options
         self._on_samples = on_samples
         self._writer = writer
@@ -180,6 +186,23 @@ class Session:
         self._mark_rows = Marks(SOURCE_ID)
         objects = KernelObjects(columns, self._sites, self._interner, self.exits)
         census = self._begin_census(columns, objects) if options.mode == "census" else None
+        self.live: LiveReadings | None = None
+        if watched:
+            self.live = LiveReadings(
+                options,
+                writer,
+                columns,
+                self._interner,
+                self._mark_rows,
+                self._rings,
+                partial(self._losses_so_far, Counters(self._programs.map("counters"))),
+                lambda: self.read_events,
+            )
+            self._mark_rows.remember = True
+            if isinstance(self.live.sums, SiteTable):
+                columns.sites = self.live.sums
+            elif census is not None:
+                census.sums = self.live.sums
         self.sink = Sink(
             writer,
             spaces=self._spaces,
@@ -346,17 +369,6 @@ class Session:
             return False
         return bool(self._roots) and not any(process_exists(pid) for pid in self._roots)
 
-    def progress(self, elapsed_s: float, events_per_s: float) -> Progress:
-        """Figures for the status line."""
-        return Progress(
-            elapsed_s,
-            self.read_events,
-            events_per_s,
-            dict(self.totals.live_bytes),
-            self._counters.total("mem_dropped") + self._counters.total("call_dropped"),
-            self._rings.fill_share(),
-        )
-
     def detach(self) -> None:
         """Stop all probes. Counters stay readable."""
         self._recursion = recursion_losses(self._attachments.programs)
@@ -427,6 +439,10 @@ class Session:
             "segments": segments_of(self._spaces),
             "notes": self.notes,
         }
+
+    def _losses_so_far(self, counters: Counters) -> list[Loss]:
+        """From another thread, which has `counters` for itself: a map serves one thread."""
+        return counters.losses() + recursion_losses(dict(self._attachments.programs)) + self._interner.losses()
 
     def _losses(self, lines: Lines) -> list[Loss]:
         losses = self._counters.losses() + self._counters.left_out() + (self._recursion or []) + self._small.losses()

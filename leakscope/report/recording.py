@@ -1,19 +1,22 @@
-"""The recorder's own text: a live status line and the summary at the end. All of it goes to stderr."""
+"""The recorder's own text: the price before and the summary after a recording. All of it goes to stderr."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
-import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from leakscope.model.recording import Progress, Summary
+    from leakscope.model.recording import Summary
 
-_QUIET_LOSSES = frozenset({"page_user_not_streamed", "address_only_free", "symbol_unresolved"})
+QUIET_LOSSES = frozenset({"page_user_not_streamed", "address_only_free", "symbol_unresolved"})
 """Losses that are limits of the method rather than of this recording: counted, told in one line."""
+ENDINGS = {
+    "target": "the target ended",
+    "duration": "the time was up",
+    "quit": "you ended it",
+    "signal": "interrupted",
+}
 
 
 def bytes_text(value: float) -> str:
@@ -30,39 +33,6 @@ def _layers(live_bytes: dict[str, int]) -> str:
     return "  ".join(f"{layer} {bytes_text(live_bytes.get(layer, 0))}" for layer in ("kernel", "host", "gpu"))
 
 
-class StatusLine:
-    """One line that is rewritten on a terminal; silent in a pipe."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._live = stream.isatty()
-        self._shown = False
-
-    def __enter__(self) -> StatusLine:
-        return self
-
-    def update(self, progress: Progress) -> None:
-        """Show the latest figures."""
-        if not self._live:
-            return
-        clock = time.strftime("%H:%M:%S", time.gmtime(progress.elapsed_s))
-        text = (
-            f"recording {clock}  {progress.events_per_s:,.0f} events/s  live: {_layers(progress.live_bytes)}  "
-            f"lost {progress.dropped:,}  ring {progress.ring_fill:.0%}"
-        )
-        columns = os.get_terminal_size(self._stream.fileno()).columns or 80
-        self._stream.write("\r\x1b[K" + text[: columns - 1])
-        self._stream.flush()
-        self._shown = True
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._shown:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
-
-
 def show_price(price: str) -> None:
     """Say on stderr what the recording that begins now costs."""
     print(f"leakscope: {price}", file=sys.stderr, flush=True)
@@ -70,7 +40,7 @@ def show_price(price: str) -> None:
 
 def render_summary(summary: Summary, stream: TextIO) -> None:
     """What was recorded, what is live, what was lost, and the next command to type."""
-    reason = {"target": "the target ended", "duration": "the time was up", "signal": "interrupted"}[summary.ended_by]
+    reason = ENDINGS[summary.ended_by]
     events = summary.rows.get("mem_events", 0)
     lines = [*(f"warning: {warning}" for warning in summary.warnings)]
     what = f"{events:,} memory events"
@@ -82,7 +52,7 @@ def render_summary(summary: Summary, stream: TextIO) -> None:
         lines.append(f"the command ended with {how}")
     lines.append(f"live at the end: {_layers(summary.live_bytes)}")
     lines += summary.notes
-    lost = [loss for loss in summary.losses if loss.what not in _QUIET_LOSSES]
+    lost = [loss for loss in summary.losses if loss.what not in QUIET_LOSSES]
     if lost:
         lines.append("lost: " + "; ".join(f"{loss.count:,} {loss.what} ({loss.probe})" for loss in lost))
     else:

@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import TextIO
+from typing import Protocol, TextIO
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
+from rich.console import Console, RenderableType
 from rich.text import Text
 
+from leakscope.model.live import Track
 from leakscope.model.soak import CounterState, Happening, Look, SoakState, SoakSummary
 from leakscope.quantities import counted, rate, size
 from leakscope.report.forecast import duration, forecast_line
+from leakscope.report.live.names import SiteNames
+from leakscope.report.live.screen import Screen
+from leakscope.report.live.view import clock, fitted, footer, heading, line, losses_line
 from leakscope.report.text import printable
 
-_BARS = "▁▂▃▄▅▆▇█"
+HOUR_S = 3600.0
 _STYLES = {"leak": "bold red", "inconclusive": "yellow", "not_leak": "green"}
 _WORDS = {"leak": "LEAK", "inconclusive": "cannot tell", "not_leak": "no leak"}
 LINE_EVERY_S = 600.0
 """Without a terminal: a line of figures so often, beside one for each look and happening."""
-
-
-def clock(seconds: float) -> str:
-    """``71:59:30``."""
-    whole = int(max(0.0, seconds))
-    return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}"
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """A bar a value, from the least to the greatest; flat where they are the same."""
-    if not values:
-        return ""
-    low, high = min(values), max(values)
-    if high <= low:
-        return _BARS[0] * len(values)
-    return "".join(_BARS[min(7, int((v - low) / (high - low) * 8))] for v in values)
 
 
 def look_line(look: Look) -> str:
@@ -50,41 +38,84 @@ def look_line(look: Look) -> str:
     return f"{'ALARM  ' if look.alarm else ''}{what} ({verdict.kind}){grows}{since}"
 
 
-class SoakScreen:
-    """Shows the states of a soak on ``stream``; a context manager."""
+class Keys(Protocol):
+    """Where keys are pressed."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._console = Console(file=stream, highlight=False)
-        self._live = (
-            Live(console=self._console, auto_refresh=False, transient=True) if self._console.is_terminal else None
-        )
+    @property
+    def listening(self) -> bool:
+        """Whether keys are read."""
+
+    @property
+    def in_background(self) -> bool:
+        """Whether the terminal is another job's now."""
+
+    def open(self) -> None:
+        """Begin to listen."""
+
+    def wait(self, seconds: float) -> str:
+        """A key that was pressed within so many seconds, else ''."""
+
+    def close(self) -> None:
+        """Stop to listen."""
+
+
+class SoakScreen:
+    """Shows the states of a soak on ``stream``; a context manager. ``on_quit`` is called where `q` is pressed."""
+
+    def __init__(
+        self, stream: TextIO, how: str = "auto", keys: Keys | None = None, line_every_s: float = LINE_EVERY_S
+    ) -> None:
+        """:param how: live, lines or none; auto: live on a terminal."""
+        self._screen = Screen(stream)
+        self.how = how if how != "auto" else "live" if self._screen.console.is_terminal else "lines"
+        self._keys = keys
+        self._names = SiteNames()
+        self._line_every_s = line_every_s
+        self._paused: SoakState | None = None
+        self.on_quit: Callable[[], None] = lambda: None
         self._told: set[Happening] = set()
         self._looks = 0
         self._alarmed = False
         self._line_at_s = 0.0
 
     def __enter__(self) -> SoakScreen:
-        if self._live is not None:
-            self._live.start()
+        if self._keys is not None:
+            self._keys.open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._live is not None:
-            self._live.stop()
+        if self._keys is not None:
+            self._keys.close()
+        self._screen.close()
 
     def say(self, text: str) -> None:
         """A line of its own, above the screen."""
-        self._console.print(Text(f"leakscope: {printable(text)}"), soft_wrap=True)
+        self._screen.console.print(Text(f"leakscope: {printable(text)}"), soft_wrap=True)
 
     def update(self, state: SoakState) -> None:
-        """Show how things stand."""
-        if self._live is not None:
-            self._live.update(soak_view(state), refresh=True)
+        """Show how things stand, and do what was pressed."""
+        if self.how == "live":
+            self._show(state)
+        elif self.how == "lines":
+            for said in self._lines(state):
+                self.say(said)
+
+    def _show(self, state: SoakState) -> None:
+        key = self._keys.wait(0) if self._keys is not None else ""
+        if key == "q":
+            self.on_quit()
+        elif key == "p":
+            self._paused = None if self._paused else state
+        shown = self._paused or state
+        if shown.live is not None:
+            shown = replace(shown, live=replace(shown.live, sites=self._names.named(shown.live.sites)))
+        keys = self._keys is not None and self._keys.listening
+        if self._keys is not None and self._keys.in_background:
+            self._screen.forget()
             return
-        for line in self._lines(state):
-            self.say(line)
+        self._screen.show(partial(soak_view, replace(shown, paused=self._paused is not None, keys=keys)))
 
     def _lines(self, state: SoakState) -> list[str]:
         lines = []
@@ -99,7 +130,7 @@ class SoakScreen:
                 lines.append(f"[{clock(state.look.elapsed_s)}] {forecast_line(state.forecast)}")
             self._alarmed = state.look.alarm
         elif state.counters and state.elapsed_s >= self._line_at_s:
-            self._line_at_s = state.elapsed_s + LINE_EVERY_S
+            self._line_at_s = state.elapsed_s + self._line_every_s
             figures = "  ".join(f"{one.name} {_value(one)}" for one in state.counters[:4])
             lines.append(f"[{clock(state.elapsed_s)}] {_processes(state.processes)}{figures}")
         return lines
@@ -113,11 +144,10 @@ def _value(counter: CounterState) -> str:
     return size(counter.value) if counter.in_bytes else f"{counter.value:,.0f}"
 
 
-def soak_view(state: SoakState) -> RenderableType:
-    """The screen: who is watched and for how long, counters with their course, the last look, forecast, happenings."""
-    head = Text("leakscope soak  ", "bold")
-    head.append(printable(state.target))
-    head.append(f"  {clock(state.elapsed_s)} of {clock(state.duration_s)}", "bold")
+def soak_view(state: SoakState, width: int, height: int, ascii_only: bool = False) -> RenderableType:
+    """The screen in at most ``width`` columns and ``height`` lines: who is watched and for how long, the last look and
+    forecast, counters with their course, the sites that grow, what happened."""
+    head = heading("soak", state.elapsed_s, state.duration_s, state.target, paused=state.paused)
     if state.scale is not None:
         head.append("  replay", "dim")
     parts: list[RenderableType] = [head]
@@ -125,35 +155,32 @@ def soak_view(state: SoakState) -> RenderableType:
     facts = [alive] if state.scale is None or state.processes else []
     facts += [f"restarted {counted(state.generations - 1, 'time')}"] if state.generations > 1 else []
     facts += [f"{state.lost:,} events lost"] if state.lost else []
+    if state.live is not None:
+        facts.append(f"disk {size(state.live.disk_bytes)}")
     if facts:
-        parts.append(Text(", ".join(facts), "dim"))
-    if state.counters:
-        table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
-        table.add_column("counter")
-        table.add_column("now", justify="right")
-        table.add_column("last hour", justify="right")
-        table.add_column("so far", no_wrap=True, overflow="crop")
-        for one in state.counters:
-            change = "" if one.last_hour is None else size(one.last_hour) if one.in_bytes else f"{one.last_hour:,.0f}"
-            table.add_row(printable(one.name), _value(one), change, sparkline(one.course))
-        parts.append(table)
+        parts.append(line(", ".join(facts), "dim"))
+    if state.live is not None:
+        parts.append(losses_line(state.live.losses))
     if state.look is not None:
-        line = Text().append(f"look {state.looks} at {clock(state.look.elapsed_s)}: ", "dim")
-        line.append(printable(look_line(state.look)), _STYLES[state.look.verdict.verdict] if state.look.alarm else "")
-        parts.append(line)
+        look = line("").append(f"look {state.looks} at {clock(state.look.elapsed_s)}: ", "dim")
+        style = _STYLES[state.look.verdict.verdict] if state.look.alarm else ""
+        parts.append(look.append(printable(look_line(state.look)), style))
     elif state.next_look_s is not None:
-        parts.append(Text(f"first look at {clock(state.next_look_s)}", "dim"))
+        parts.append(line(f"first look at {clock(state.next_look_s)}", "dim"))
     if state.forecast:
-        parts.append(Text(forecast_line(state.forecast), "bold"))
-    parts += [Text(f"{clock(one.elapsed_s)}  {printable(one.text)}", "dim") for one in state.happenings]
-    parts.append(Text(f"Ctrl-C ends it with a report; {printable(state.output)}", "dim"))
-    return Group(*parts)
+        parts.append(line(forecast_line(state.forecast), "bold"))
+    happened = [line(f"{clock(one.elapsed_s)}  {printable(one.text)}", "dim") for one in state.happenings]
+    tracks = [Track(one.name, one.value, one.last_hour, HOUR_S, one.course, one.in_bytes) for one in state.counters]
+    return fitted(
+        parts, tracks, state.live, footer(state.keys, state.output), width, height, ascii_only, extras=happened
+    )
 
 
 def ended_because(ended_by: str) -> str:
     """Why a soak ended, in words."""
     return {
         "duration": "the time was up",
+        "quit": "you ended it",
         "signal": "interrupted",
         "target": "the target ended",
         "end": "the last reading",

@@ -14,9 +14,11 @@ from types import FrameType
 from leakscope.capture import Capture
 from leakscope.detect.recorded_lives import zeros_ns
 from leakscope.errors import BadInputError
+from leakscope.model.live import LiveReading
 from leakscope.model.manifest import Source
 from leakscope.model.recording import Summary
 from leakscope.model.soak import SoakState, SoakSummary
+from leakscope.record.live import LiveReadings
 from leakscope.record.options import RecordOptions
 from leakscope.record.recorder import Recorder
 from leakscope.record.session import Sampled
@@ -26,6 +28,8 @@ from leakscope.soak.replay import summary_of
 from leakscope.soak.watch import Watch, lives_of
 
 REFRESH_S = 1.0
+MOST_SITES = 12
+"""Sites of a layer that are looked at for the leading frames: one frame may have several."""
 RESTARTS = ("no", "on-failure", "always")
 QUICK_S = 10.0
 MOST_QUICK = 3
@@ -45,13 +49,21 @@ class LiveSoak:
         restart: str,
         on_state: Callable[[SoakState], None],
         on_ready: Callable[[str], None],
+        watched: bool = False,
     ) -> None:
-        """:param restart: when a command that ended is started again, one of RESTARTS."""
+        """:param restart: when a command that ended is started again, one of RESTARTS.
+        :param watched: states hold the figures of the recording under way.
+        """
         self._options, self._watch, self._restart = options, watch, restart
         self._on_state, self._on_ready = on_state, on_ready
         self._first: Source | None = None
         self._began_ns = time.time_ns()
         self._stopped = False
+        self._quit = False
+        self._watched = watched
+        self._recorder: Recorder | None = None
+        self._readings: LiveReadings | None = None
+        self._reading = threading.Lock()
         self.summaries: list[Summary] = []
         self._search = CulpritSearch(options.output)
         self._asked = False
@@ -66,6 +78,21 @@ class LiveSoak:
         else:
             began = self._began_ns
         return (time.time_ns() - began) / 1e9
+
+    def stop(self) -> None:
+        """End the soak as if its duration were over. From any thread."""
+        self._quit = self._stopped = True
+        if (recorder := self._recorder) is not None:
+            recorder.stop()
+
+    def begin(self, readings: LiveReadings) -> None:
+        """A recording began (record.live.Observer)."""
+        self._readings = readings
+
+    def end(self) -> None:
+        """It ends."""
+        with self._reading:
+            self._readings = None
 
     def run(self) -> SoakSummary:
         """Record until the duration is over since the capture began, the command ends for good, or a signal."""
@@ -91,7 +118,7 @@ class LiveSoak:
                     break
                 self.summaries.append(summary)
                 ended_by = summary.ended_by
-                if ended_by in ("signal", "duration"):
+                if ended_by in ("signal", "duration", "quit"):
                     break
                 self._watch.end_lives(self.elapsed_s)
                 if ended_by == "replaced":
@@ -105,7 +132,7 @@ class LiveSoak:
                 if self._stopped:
                     break
         if self._stopped:
-            ended_by = "signal"
+            ended_by = "quit" if self._quit else "signal"
         capture = Capture.open(self._options.output)
         for gap in gaps(capture):
             self._watch.tell(gap.elapsed_s, gap.what, gap.text)
@@ -133,10 +160,14 @@ class LiveSoak:
             self._on_ready(price)
             watcher.start()  # not before a command is forked: threads and forks do not go together
 
-        recorder = Recorder(options, on_ready=ready, on_samples=self._take)
+        observer = self if self._watched else None
+        recorder = self._recorder = Recorder(options, on_ready=ready, on_samples=self._take, observer=observer)
+        if self._quit:
+            recorder.stop()
         try:
             return recorder.run()
         finally:
+            self._recorder = None
             watcher.stop()
             if watcher.error is not None:
                 what = f"{type(watcher.error).__name__}: {watcher.error}"
@@ -158,8 +189,18 @@ class LiveSoak:
             self._asked = False
         if found := self._search.poll():
             self._watch.tell(elapsed_s, "culprit", found)
+        live = self._read_live(elapsed_s)
         lost = sum(loss.count for one in self.summaries for loss in one.losses if loss.what == "ring_drop")
-        self._on_state(self._watch.state(elapsed_s, lost))
+        self._on_state(replace(self._watch.state(elapsed_s, lost), live=live))
+
+    def _read_live(self, elapsed_s: float) -> LiveReading | None:
+        with self._reading:
+            try:
+                return self._readings.read(MOST_SITES) if self._readings is not None else None
+            except Exception as error:  # looks go on
+                self._readings = None
+                self._watch.tell(elapsed_s, "note", f"no growing sites any more: {type(error).__name__}: {error}")
+                return None
 
     def _starts_again(self, summary: Summary, quick: int) -> bool:
         """Whether a command that ended is started again; says so."""

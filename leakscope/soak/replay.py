@@ -57,6 +57,7 @@ class Replay:
         """:param on_state: called with how things stand, as a live soak would."""
         self._watch = watch
         self._on_state = on_state
+        self._quit = False
         self._capture = capture
         readings, lives = evidence_of(capture)
         watch.load(readings, lives)
@@ -65,11 +66,15 @@ class Replay:
             for gap in gaps(capture):
                 watch.tell(gap.elapsed_s, gap.what, gap.text)
 
+    def stop(self) -> None:
+        """End it here."""
+        self._quit = True
+
     def run(self) -> SoakSummary:
         """Until the last reading, at the plan's scale; as fast as it goes where that is None or 0. Ctrl-C ends it."""
         scale, began, now, ended_by = self._watch.plan.scale, time.monotonic(), 0.0, "end"
         try:
-            while now < self.end_s:
+            while now < self.end_s and not self._quit:
                 now = min(
                     self.end_s, (time.monotonic() - began) * scale if scale else now + self._watch.plan.look_every_s
                 )
@@ -77,6 +82,7 @@ class Replay:
                 self._on_state(self._watch.state(now))
                 if scale and now < self.end_s:
                     time.sleep(REFRESH_S)
+            ended_by = "quit" if self._quit else ended_by
         except KeyboardInterrupt:
             ended_by = "signal"
         return summary_of(self._watch, now, ended_by, max(1, len(recordings_of(self._capture))))

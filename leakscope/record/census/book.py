@@ -100,6 +100,12 @@ class Book:
         live: IntArray = self.objects[:, ALLOCATED] - self.objects[:, FREED:].sum(axis=1)
         return live
 
+    def live(self) -> tuple[dict[str, IntArray], IntArray]:
+        """(columns of IDENTITY, live bytes) of the sites with something live."""
+        live: IntArray = self.bytes[:, ALLOCATED] - self.bytes[:, FREED:].sum(axis=1)
+        kept = np.flatnonzero(live * (self.ids > 0))
+        return dict(zip(IDENTITY, self.identity[kept].T, strict=True)), live[kept]
+
     def drop_idle(self, before_ns: int, ended_pids: set[int], in_use: IntArray) -> set[int]:
         """Give up sites without live objects that have not changed since a time, or whose process is one of
         `ended_pids`; but none of the slots `in_use`. Returns the dropped slots; their totals must be written."""

@@ -7,6 +7,7 @@ comes through the call ring event by event and is counted here. All of it ends i
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +59,9 @@ _ADDED = np.array([kind not in KINDS_NOT_ADDED for kind in KINDS])
 
 Tables = list[tuple[str, pa.Table]]
 
+if TYPE_CHECKING:
+    from leakscope.record.live.sites import CensusSums
+
 
 class Census:
     """Takes the place of `mem_events` (and of most `calls`) in what a recording writes."""
@@ -100,6 +104,8 @@ class Census:
         self._ended_pids: set[int] = set()  # that may have something live or uncounted still
         self.read_ns = origin_ns
         """Time of the last readout."""
+        self.sums: CensusSums | None = None
+        """Where each readout is published, if somebody watches."""
         self.forgotten: set[int] = set()
         """Ended processes that nothing asks for any more since the last readout."""
 
@@ -115,6 +121,8 @@ class Census:
             self._count_events(readout.ts_ns)
             out.append(("calls", self._calls.take(readout.ts_ns)))
             out += self._take(readout) if isinstance(readout, Counts) else self._take_live(readout)
+            if self.sums is not None and isinstance(readout, Counts):
+                self.sums.publish(*self._book.live())
         if self._calls.rows + sum(len(columns["ts_ns"]) for columns in self._events) > MOST_PENDING:
             self._count_events(None)
             out.append(("calls", self._calls.take(None)))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from leakscope.model.tables import MEM_EVENTS
 from leakscope.model.words import CAUSES, KINDS, KINDS_NOT_ADDED, LAYERS, OPS
+
+if TYPE_CHECKING:
+    from leakscope.record.live.sites import SiteTable
 
 OP_CODES = {word: code for code, word in enumerate(OPS)}
 CAUSE_CODES = {word: code for code, word in enumerate(CAUSES)}
@@ -30,6 +33,10 @@ class Words:
             self._codes[word] = len(self._codes)
             self._array = None
         return self._codes[word]
+
+    def word(self, code: int) -> str:
+        """The word of a code."""
+        return list(self._codes)[code]
 
     def array(self, codes: np.ndarray) -> pa.DictionaryArray:
         """Codes as an Arrow dictionary array."""
@@ -57,6 +64,8 @@ class EventColumns:
     def __init__(self, source_id: int) -> None:
         self.source_id = source_id
         self.totals = Totals()
+        self.sites: SiteTable | None = None
+        """Sums by site, where somebody watches."""
         self.apis = Words()
         self.slab_caches = Words()
         self._fixed = {"op": Words(OPS), "cause": Words(CAUSES), "layer": Words(LAYERS), "kind": Words(KINDS)}
@@ -64,6 +73,8 @@ class EventColumns:
     def table(self, rows: int, **columns: Any) -> pa.Table:
         """A table of `rows` rows; columns are arrays or scalars (codes for text), missing ones are 0."""
         self._count(rows, columns)
+        if self.sites is not None:
+            self.sites.add(rows, columns)
         words = {**self._fixed, "api": self.apis, "slab_cache": self.slab_caches}
         columns.setdefault("source_id", self.source_id)
         arrays = []

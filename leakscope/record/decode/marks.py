@@ -19,6 +19,8 @@ _ROW = np.dtype(
     ]
 )  # fmt: skip
 _UNREADABLE = "[unreadable name]"
+RECENT = 1 << 16
+"""Ranges whose names a view can ask for."""
 
 
 def mark_ids(pid: np.ndarray, number: np.ndarray) -> np.ndarray:
@@ -40,6 +42,9 @@ class Marks:
         self._texts: list[str] = []
         self._domains = Words()
         self.unknown = 0
+        self.remember = False
+        """Whether :meth:`name_of` will be asked."""
+        self._recent = np.empty(0, _ROW)
 
     def losses(self) -> list[Loss]:
         """Ranges that are not known."""
@@ -50,7 +55,10 @@ class Marks:
         """`marks` rows of the ranges that ended in a batch, and of its marks (as ranges of no length)."""
         kind = batch["type"]
         ends = batch[(kind == records.MARK_POP) | (kind == records.MARK_END)]
-        known = np.concatenate([self._open, self._begun(batch[~np.isin(kind, (records.MARK_POP, records.MARK_END))])])
+        begun = self._begun(batch[~np.isin(kind, (records.MARK_POP, records.MARK_END))])
+        if self.remember:
+            self._recent = np.concatenate([self._recent, begun])[-RECENT:]
+        known = np.concatenate([self._open, begun])
         known = known[np.argsort(known["id"], kind="stable")]
         ended = mark_ids(ends["pid"], ends["number"])
         place = np.searchsorted(known["id"], ended)
@@ -65,6 +73,13 @@ class Marks:
         """Rows of the ranges that have not ended, with end_ns 0; they are given out once."""
         rows, self._open = self._open, np.empty(0, _ROW)
         return self._table(rows)
+
+    def name_of(self, mark: int) -> str:
+        """The name of a range that is open or began lately, '' for others. From any thread."""
+        for rows in (self._recent, self._open):
+            if len(found := np.flatnonzero(rows["id"] == mark)):
+                return self._texts[rows["name"][found[-1]]]
+        return ""
 
     def _begun(self, batch: np.ndarray) -> np.ndarray:
         rows = np.zeros(len(batch), _ROW)

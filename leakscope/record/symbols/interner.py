@@ -47,6 +47,7 @@ class Interner:
         self._stack_ids: dict[tuple[int, ...], int] = {(): 0}
         self._stack_frames: list[tuple[int, ...]] = [()]
         self._functions: list[str] = [""]
+        self._frame_keys: list[tuple[str, str, int]] = [("", "", 0)]
         self._kernel_stacks: dict[int, int] = {}
         self._user_stacks: dict[tuple[int, int, int], int] = {}
         self._python_stacks: dict[int, int] = {0: 0}
@@ -170,6 +171,7 @@ class Interner:
     ) -> None:
         self._frame_ids[key] = len(self._frame_ids) + 1
         self._functions.append(function)
+        self._frame_keys.append(key)
         self.unresolved_frames += not function
         self._new_frames.append(
             {
@@ -200,6 +202,18 @@ class Interner:
     def functions(self, stack: int) -> list[str]:
         """Function names of a stack, outermost first."""
         return [self._functions[frame] for frame in self._stack_frames[stack]]
+
+    def frames(self, stack: int) -> list[tuple[str, str, int, str, int, str]]:
+        """(function, file, line, module, offset, kind) of the frames of a stack, outermost first."""
+        found = []
+        for frame in self._stack_frames[stack]:
+            (kind, place, offset), function = self._frame_keys[frame], self._functions[frame]
+            where = place.split("\0", 1)[0]
+            if kind == "python":
+                found.append((function, where, offset >> 1, "", 0, kind))
+            else:
+                found.append((function, "", 0, where or kind, offset, kind))
+        return found
 
     def _addresses(self, map_id: int) -> list[int]:
         raw = self._raw_stack(map_id)
