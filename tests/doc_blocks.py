@@ -102,7 +102,9 @@ def lines_of(block: Block) -> Iterator[Line]:
         return
     command, shown = "", []
     for text in block.text.splitlines():
-        if text.startswith("$ "):
+        if command.endswith("\\"):
+            command = f"{command[:-1].rstrip()} {text.strip()}"
+        elif text.startswith("$ "):
             if command:
                 yield Line(block.where, command, tuple(shown))
             command, shown = text[2:], []
