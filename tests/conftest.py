@@ -21,6 +21,9 @@ from recording import ROOT, build_programs, build_samples
 if TYPE_CHECKING:
     from planted import Planted
 
+for of_a_terminal in ("COLUMNS", "LINES"):  # pytest-xdist gives its processes 80 x 24; there is none
+    os.environ.pop(of_a_terminal, None)
+
 REQUIRE_BPF = "LEAKSCOPE_REQUIRE_BPF"
 NOBODY = 65534
 

@@ -8,9 +8,6 @@ from __future__ import annotations
 import base64
 import os
 import re
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,21 +39,6 @@ def package() -> Path:
             pytest.fail(reason)
         pytest.skip(reason)
     return folder
-
-
-@contextmanager
-def page() -> Iterator[Page]:
-    """A page of a headless Chromium; skips the test loudly where there is none."""
-    program = os.environ.get("LEAKSCOPE_CHROMIUM") or shutil.which("chromium")
-    playwright = pytest.importorskip("playwright.sync_api", reason="NOT TESTED: speedscope's own parser; no playwright")
-    if not program:
-        pytest.skip("NOT TESTED: speedscope's own parser; no chromium (LEAKSCOPE_CHROMIUM=PROGRAM names one)")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        try:
-            yield browser.new_page(viewport={"width": 1600, "height": 4000})
-        finally:
-            browser.close()
 
 
 def profiles(opened: Page, file: Path, folder: Path, most: int = 20) -> list[Profile]:

@@ -6,6 +6,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jsonschema
 import pytest
@@ -14,6 +15,9 @@ from planted import BEGIN_NS, SECOND, Planted, planted, write_recording
 from synthetic import SyntheticCapture
 
 from leakscope.cli.main import main
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 SCHEMA = Path(__file__).parent / "schemas/trace_event.json"
 HOSTILE = 'a"},{"ph":"X\x1b\x7f</script>\u2028\\'
@@ -91,10 +95,11 @@ def test_the_schema_refuses_what_the_importer_drops(event: dict[str, object]) ->
 
 
 @pytest.fixture(scope="module")
-def opened() -> Iterator[speedscope.Page]:
+def opened(browser: Browser) -> Iterator[speedscope.Page]:
     speedscope.package()
-    with speedscope.page() as page:
-        yield page
+    page = browser.new_page(viewport={"width": 1600, "height": 4000})
+    yield page
+    page.close()
 
 
 def in_ms(nanoseconds: int) -> str:

@@ -89,7 +89,9 @@ class FakeRecorder:
 
     statuses: ClassVar[list[int]] = []
 
-    def __init__(self, options: RecordOptions, on_ready: Callable[[str], None], on_samples: object) -> None:
+    def __init__(
+        self, options: RecordOptions, on_ready: Callable[[str], None], on_samples: object, observer: object
+    ) -> None:
         self._options, self._on_ready = options, on_ready
 
     def run(self) -> Summary:
