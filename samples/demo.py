@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LEAKSCOPE = str(Path(sys.executable).parent / "leakscope")
 PYTHON = Path(sys.executable)
 CAPTURE = "build/demo.lscope"
+PAGE = "build/demo.html"
 SERVICE = ["samples/service.py", "--count", "1000", "--pause-us", "8000"]
 LIBRARIES = [word for name in ("libcuda.so.1", "libcudart.so.12") for word in ("--library", f"samples/bin/{name}")]
 """Named because the service loads them late and what it allocates until they are found, some 30 ms, counts too."""
@@ -58,7 +59,7 @@ def main() -> int:
     """0 when every planted leak was found with its exact bytes and range, and nothing healthy was called a leak."""
     (ROOT / "build").mkdir(exist_ok=True)
     truth = json.loads(run(LEAKSCOPE, "record", "--force", *LIBRARIES, "-o", CAPTURE, "--", str(PYTHON), *SERVICE))
-    print(run(LEAKSCOPE, "attribute", CAPTURE).replace(f"{ROOT}/", ""))
+    print(run(LEAKSCOPE, "attribute", CAPTURE, "--report", PAGE).replace(f"{ROOT}/", ""))
     report = json.loads(run(LEAKSCOPE, "attribute", "--json", CAPTURE))
 
     print(f"{'planted in':28}{'range':17}{'layer':8}{'objects':>8}{'bytes':>12}   found: objects       bytes")
