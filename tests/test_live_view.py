@@ -242,7 +242,7 @@ class Stream(io.StringIO):
     ("progress", "terminal", "term", "command", "record", "soak"),
     [
         ("auto", True, "xterm", False, "live", "live"),
-        ("auto", True, "xterm", True, "line", "lines"),  # the command has the terminal
+        ("auto", True, "xterm", True, "none", "lines"),  # the terminal is the command's
         ("auto", True, "dumb", False, "lines", "lines"),
         ("auto", False, "xterm", False, "none", "lines"),
         ("live", True, "xterm", True, "live", "live"),

@@ -1,4 +1,4 @@
-"""What `record` shows while it runs: a live view, a status line, or lines of a log, from a thread of its own.
+"""What `record` shows while it runs: a live view, or lines of a log, from a thread of its own.
 
 The recorder never waits for it: it only asks for the figures, gives way to all other threads, and where the terminal
 takes no more text it is the view that stands still. A fault in it ends the view, not the recording.
@@ -39,9 +39,10 @@ LESS_URGENT = 10
 
 
 def shown_as(progress: str, stream: TextIO, *, command: bool, quiet: str = "none") -> str:
-    """live, line, lines or none: what ``--progress`` means on ``stream``. Raises BadInputError.
+    """live, lines or none: what ``--progress`` means on ``stream``. Raises BadInputError.
 
-    :param command: a command runs that writes to the same terminal. :param quiet: what ``auto`` is in a pipe.
+    :param command: a command runs that writes to the same terminal, which is then the command's: what is drawn over and
+        over would wipe its prompts. :param quiet: what ``auto`` is there and in a pipe.
     """
     from leakscope.errors import BadInputError
 
@@ -52,11 +53,9 @@ def shown_as(progress: str, stream: TextIO, *, command: bool, quiet: str = "none
         raise BadInputError("--progress live: stderr is no terminal that can show it; use --progress lines")
     if progress != "auto":
         return progress
-    if not stream.isatty():
+    if command or not stream.isatty():
         return quiet
-    if not terminal:
-        return "lines"
-    return "live" if not command else "line" if quiet == "none" else quiet
+    return "live" if terminal else "lines"
 
 
 def target_of(pids: Sequence[int], cgroup: Path | None, command: Sequence[str]) -> str:
@@ -199,14 +198,10 @@ class LiveView:
         )
 
     def _draw(self, state: LiveState) -> None:
-        from leakscope.report.live.view import live_view, progress_line, report_line
+        from leakscope.report.live.view import live_view, report_line
 
         if self._how == "lines":
             print(f"leakscope: {report_line(state)}", file=self._stream, flush=True)
-        elif self._how == "line":
-            columns = os.get_terminal_size(self._stream.fileno()).columns or 80
-            self._stream.write("\r\x1b[K" + progress_line(state)[: columns - 1])
-            self._stream.flush()
         elif self._how == "live":
             if self._live is None:
                 from leakscope.report.live.screen import Screen
@@ -222,6 +217,3 @@ class LiveView:
             self._live.console.show_cursor(True)
         elif self._live is not None:
             self._live.close()
-        elif self._how == "line" and self._before[0]:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()

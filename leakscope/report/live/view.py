@@ -184,21 +184,16 @@ def footer(keys: bool, output: str) -> Text:
     return line(f"{'q ends it, p pauses the view' if keys else 'Ctrl-C ends it'}; {printable(output)}", "dim")
 
 
-def progress_line(state: LiveState) -> str:
-    """How the recording stands, in one line."""
+def report_line(state: LiveState) -> str:
+    """How the recording stands, the site that gained most and the forecast, in one line of a log."""
     reading = state.reading
     tracks = "  ".join(f"{track.name} {size(track.value)}" for track in state.tracks)
     lost = sum(lost_by_kind(reading.losses).values())
     said = f"recording {clock(reading.elapsed_s)}  {state.events_per_s:,.0f} events/s  {tracks}  "
-    return printable(said + (f"LOST {lost:,}" if lost else "lost nothing"))
-
-
-def report_line(state: LiveState) -> str:
-    """The same with the site that gained most and the forecast, for a log."""
-    said = progress_line(state)
-    for leader in leaders(state.reading.sites, 1):
+    said += f"LOST {lost:,}" if lost else "lost nothing"
+    for leader in leaders(reading.sites, 1):
         said += f"  {leader.layer} {shortened(leader.frame)} {gain(leader.growth_bytes)} in {duration(leader.window_s)}"
-    return said + (f"  {forecast_line(state.forecast)}" if state.forecast else "")
+    return printable(said) + (f"  {forecast_line(state.forecast)}" if state.forecast else "")
 
 
 def line(text: str, style: str = "") -> Text:
