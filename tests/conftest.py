@@ -154,10 +154,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("bpf")
 
 
-BESIDE = {f"tests/test_{name}.py" for name in ("benchmarks", "gpu_check", "joins_demo", "price", "wheel")}
-"""These record programs of their own, and none of their figures is moved by a recording beside them."""
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Where tests run in several processes (`pytest -n`), the modules that record stay in one of them, one after
@@ -168,7 +164,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByRecording(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             module = nodeid.split("::", 1)[0]
-            return "recording" if _records(config.rootpath / module) and module not in BESIDE else module
+            return "recording" if _records(config.rootpath / module) else module
 
     return ByRecording(config, log)
 
