@@ -47,7 +47,7 @@ class Happening:
     """Something that the report and the screen tell with its time: a restart, a gap, a new recorder."""
 
     elapsed_s: float
-    what: str  # target, gap, recorder, alarm, culprit, note
+    what: str  # target, gap, recorder, alarm, withdrawn, culprit, note
     text: str
 
     def to_json(self) -> dict[str, Any]:

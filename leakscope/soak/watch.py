@@ -203,7 +203,7 @@ class Watch:
         if look.alarm and not alarmed:
             self.tell(at_s, "alarm", "; ".join(verdict.reasons[:2]))
         elif alarmed and not look.alarm:
-            self.tell(at_s, "alarm", "withdrawn: the growth did not go on")
+            self.tell(at_s, "withdrawn", "withdrawn: the growth did not go on")
         return look
 
     @property

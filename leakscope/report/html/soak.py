@@ -25,7 +25,13 @@ from leakscope.report.soak import clock, ended_because
 _FURTHER = 4
 _MAX_LOOKS = 400
 _MAX_HAPPENINGS = 400
-_TOLD = {"alarm": "alarm", "gap": "nothing recorded", "culprit": "culprit", "target": "restart"}
+_TOLD = {
+    "alarm": "alarm",
+    "withdrawn": "alarm withdrawn",
+    "gap": "nothing recorded",
+    "culprit": "culprit",
+    "target": "restart",
+}
 
 
 def soak_page(summary: SoakSummary, report: Report, course: SoakCourse, output: str) -> str:
@@ -114,7 +120,7 @@ def _with_happenings(timeline: Timeline, summary: SoakSummary) -> Timeline:
     told = [
         Moment(one.elapsed_s, _TOLD.get(one.what, one.what), one.text)
         for one in summary.happenings
-        if one.what in ("alarm", "gap") or (one.what == "target" and round(one.elapsed_s, 1) not in known)
+        if one.what in ("alarm", "withdrawn", "gap") or (one.what == "target" and round(one.elapsed_s, 1) not in known)
     ]
     return replace(timeline, moments=tuple(sorted([*timeline.moments, *told], key=lambda one: one.t_s)))
 
