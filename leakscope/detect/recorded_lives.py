@@ -73,14 +73,18 @@ def read_recorded(con: duckdb.DuckDBPyConnection, sources: Sequence[Source]) -> 
     span_s = (last - first) / 1e9
     if span_s < MIN_SPAN_S:
         return Recorded(span_s, [])
+    return Recorded(span_s, recorded_subjects(con, recordings))
+
+
+def recorded_subjects(con: duckdb.DuckDBPyConnection, recordings: Sequence[Source]) -> list[Subject]:
+    """Whose counters the samplers of these recordings read, however long."""
     scope = recordings[-1].scope
-    found = subjects(
+    return subjects(
         recorded_readings(con, recordings),
         recorded_lives(con, recordings),
         everyone=bool(scope.get("host_wide")),
         cgroup=str(scope.get("cgroup", "")),
     )
-    return Recorded(span_s, found)
 
 
 def recorded_readings(con: duckdb.DuckDBPyConnection, sources: Sequence[Source]) -> Readings:

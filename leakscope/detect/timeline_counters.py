@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from leakscope.detect.counters import counters_of
-from leakscope.detect.recorded import subjects
-from leakscope.detect.recorded_lives import Recorded, recorded_lives, recorded_readings, zeros_ns
+from leakscope.detect.recorded_lives import Recorded, recorded_subjects, zeros_ns
 from leakscope.detect.series.book import Book
 from leakscope.detect.series.counters import Counter, layer_of
 from leakscope.detect.series.judge import MIN_SPAN_S
@@ -71,13 +70,7 @@ def read_counters(
         return [ReadCounter(counter) for counter in counters_of(con, sources[0])]
     found = recorded.subjects if recorded else []
     if recorded and not found:  # too short to be judged; not to be drawn
-        scope = sources[-1].scope
-        found = subjects(
-            recorded_readings(con, sources),
-            recorded_lives(con, sources),
-            everyone=bool(scope.get("host_wide")),
-            cgroup=str(scope.get("cgroup", "")),
-        )
+        found = recorded_subjects(con, sources)
     several = sum(subject.kind == "cgroup" for subject in found) > 1
     kinds = ("service", "cgroup", "device", "host")
     read = []

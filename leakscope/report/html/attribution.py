@@ -8,6 +8,7 @@ from pathlib import Path
 from leakscope.detect.sentence import culprit_of
 from leakscope.model.results import Report, Verdict
 from leakscope.quantities import counted
+from leakscope.report.cells import bare_frame
 from leakscope.report.html import tables
 from leakscope.report.html.chains import chain_figure
 from leakscope.report.html.icicle import SCRIPT
@@ -20,7 +21,6 @@ from leakscope.report.html.words import (
     facts_of,
     headline_sentences,
     next_steps,
-    short_frame,
     verdict_sentence,
 )
 
@@ -88,12 +88,12 @@ def _findings(report: Report) -> Section | None:
     with_chain = [v for v in verdicts if v.sites and v.sites[0] in chains]
     for number, verdict in enumerate(with_chain[:MAX_CHAINS], 1):
         culprit = culprit_of(verdict)
-        title = f"{number}. {verdict.layer or 'memory'}: {short_frame(culprit)}"  # the number is that of the table
+        title = f"{number}. {verdict.layer or 'memory'}: {bare_frame(culprit)}"  # the number is that of the table
         parts.append(chain_figure(f"chain-{number}", title, _about(verdict), chains[verdict.sites[0]], culprit))
     for verdict in [v for v in verdicts if v not in with_chain][:MAX_CHAINS]:
         said = "; ".join((*verdict.reasons, *(f"missing: {one}" for one in verdict.missing)))
         if said:
-            who = f"{as_code(short_frame(culprit_of(verdict)))}, " if verdict.culprit else ""
+            who = f"{as_code(bare_frame(culprit_of(verdict)))}, " if verdict.culprit else ""
             parts.append(Text([f"{who}{verdict.verdict.replace('_', ' ')}, {verdict.kind}: {said}."]))
     return Section("findings", "Findings and their chains", parts)
 

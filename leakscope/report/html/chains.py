@@ -11,8 +11,8 @@ from typing import Any
 
 from leakscope.model.results import Chain, ChainLink
 from leakscope.quantities import size
+from leakscope.report.cells import bare_frame
 from leakscope.report.html.parts import Cell, Code, Figure, Table, Value, plot_text
-from leakscope.report.html.words import short_frame
 
 FRAMES_AROUND = 5
 """Frames of a chain that are drawn: the culprit's and those around it; the table has all."""
@@ -139,7 +139,7 @@ def _colour(link: ChainLink | None) -> str:
 def _node_text(link: ChainLink | None, pointed: bool) -> str:
     if link is None:
         return "…"
-    name = plot_text(short_frame(link.name), 90)
+    name = plot_text(bare_frame(link.name), 90)
     name = f"<b>{name}</b>" if pointed else name
     ends = {"slab_cache", "kind", "map", "device"}
     return f"  {name}  {size(link.bytes)}" if link.what in ends else f"  {name}"

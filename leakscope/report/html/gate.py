@@ -8,6 +8,7 @@ from dataclasses import replace
 from leakscope.model.gate import Check, Gate, Measured
 from leakscope.model.results import Report
 from leakscope.quantities import counted, exact, size
+from leakscope.report.cells import bare_frame
 from leakscope.report.gate import gate_sentence
 from leakscope.report.html.attribution import SCRIPTS
 from leakscope.report.html.attribution import sections as report_sections
@@ -16,7 +17,7 @@ from leakscope.report.html.chains import chain_figure
 from leakscope.report.html.gate_figures import budget_figure, course_figure, work_figure
 from leakscope.report.html.page import Cell, Code, Finding, Headline, Lines, Part, Section, Table, Text, Value, page
 from leakscope.report.html.units import bytes_cell
-from leakscope.report.html.words import as_code, short_frame
+from leakscope.report.html.words import as_code
 
 _WORDS = {"pass": "passed", "fail": "failed", "inconclusive": "inconclusive"}
 _OUTCOMES = {
@@ -104,7 +105,7 @@ def _checks(gate: Gate) -> Table:
 
 
 def _stack(check: Check) -> Cell:
-    return Lines(short_frame(check.frame or check.stack[-1]), check.stack) if check.stack else None
+    return Lines(bare_frame(check.frame or check.stack[-1]), check.stack) if check.stack else None
 
 
 def _measures(gate: Gate) -> list[Part]:

@@ -9,10 +9,10 @@ from typing import Any
 from leakscope.model.liveness import CLASSES, SourceLiveness, Step, Why
 from leakscope.model.liveness_overview import HeldClass, IdleTime, Tree, TreeNode
 from leakscope.quantities import counted, size
+from leakscope.report.cells import bare_frame
 from leakscope.report.html.cells import time_cell
 from leakscope.report.html.page import Cell, Figure, Table, cut, plot_text
 from leakscope.report.html.units import byte_axis, bytes_cell, duration_text, time_axis
-from leakscope.report.html.words import short_frame
 from leakscope.report.text import printable
 
 COLOURS = {
@@ -92,7 +92,7 @@ def _label(node: TreeNode, has_parts: bool) -> str:
         return counted(node.others, "more node")
     if node.parent < 0:
         return "everything that is kept"
-    name = cut(printable(short_frame(node.name)), _LABEL)
+    name = cut(printable(bare_frame(node.name)), _LABEL)
     return plot_text(name) if has_parts else "<br>".join(plot_text(line) for line in wrap(name, _LINE))
 
 

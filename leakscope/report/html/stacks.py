@@ -9,10 +9,11 @@ from leakscope.model.results import Report
 from leakscope.model.stack_tree import WeighedStack
 from leakscope.model.words import KINDS_NOT_ADDED
 from leakscope.quantities import counted, rate, size
+from leakscope.report.cells import bare_frame
 from leakscope.report.export.stacks import StackValue, stack_values
 from leakscope.report.html.icicle import Measure, Root, cut_note, icicle_figure
 from leakscope.report.html.parts import Code, Part, Section, Table, Text, Value
-from leakscope.report.html.words import as_code, short_frame
+from leakscope.report.html.words import as_code
 
 MEASURES = (Measure("live bytes", "bytes"), Measure("growth", "bytes/s"), Measure("live objects", "objects"))
 LIVE, GROWTH = 0, 1
@@ -98,13 +99,13 @@ def _description(values: Sequence[StackValue]) -> str:
     if (most := max(sites, key=lambda v: v.live, default=None)) is not None and most.live:
         of = by_layer[most.source, view_of(most.layer, most.kind)]
         said.append(
-            f"Most has {as_code(short_frame(_culprit(most)))}: {size(most.live)}, {100 * most.live / of:.0f} % of "
+            f"Most has {as_code(bare_frame(_culprit(most)))}: {size(most.live)}, {100 * most.live / of:.0f} % of "
             f"{most.layer}."
         )
     grows = max(sites, key=lambda v: v.growth_bytes_per_s, default=None)
     if grows is not None and grows.growth_bytes_per_s > 0:
         said.append(
-            f"Fastest grows {as_code(short_frame(_culprit(grows)))} ({grows.layer}): {rate(grows.growth_bytes_per_s)}."
+            f"Fastest grows {as_code(bare_frame(_culprit(grows)))} ({grows.layer}): {rate(grows.growth_bytes_per_s)}."
         )
     return " ".join(said)
 

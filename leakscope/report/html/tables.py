@@ -7,9 +7,9 @@ from typing import Any
 
 from leakscope.model.results import Report, Row, Site, Verdict
 from leakscope.quantities import counted
+from leakscope.report.cells import bare_frame
 from leakscope.report.html.parts import Cell, Code, Lines, Part, Table, Text, Value
 from leakscope.report.html.units import bytes_cell, duration_text, interval_text, rate_cell, share_cell
-from leakscope.report.html.words import short_frame
 from leakscope.report.imports import import_lines
 from leakscope.report.stores import store_lines
 
@@ -30,7 +30,7 @@ def findings_table(findings: Sequence[Verdict]) -> Table:
                 one.verdict.replace("_", " "),
                 one.kind,
                 one.layer or None,
-                Code(short_frame(name)) if name else None,
+                Code(bare_frame(name)) if name else None,
                 rate_cell(one.growth),
                 interval_text(one.growth) if one.growth else None,
                 None
@@ -99,7 +99,7 @@ def sites_table(report: Report) -> Table:
 
 
 def _site_row(site: Site) -> list[Cell]:
-    name = short_frame(site.culprit_frame) or site.slab_cache or site.kind
+    name = bare_frame(site.culprit_frame) or site.slab_cache or site.kind
     mark = "~" if site.stack_sampled or site.bytes_sampled else ""
     kept = bytes_cell(site.live_bytes, site.standard_error_bytes if site.bytes_sampled else 0.0)
     assert kept is not None
@@ -166,7 +166,7 @@ def hidden_table(sites: Sequence[Site]) -> Table:
     rows: list[list[Cell]] = [
         [
             site.slab_cache or site.kind,
-            Code(short_frame(site.culprit_frame)),
+            Code(bare_frame(site.culprit_frame)),
             site.allocated_objects,
             bytes_cell(site.live_bytes),
         ]

@@ -10,9 +10,9 @@ import numpy as np
 
 from leakscope.model.timeline import FINDING, LIVE, UNEXPLAINED, Moment, Series, Slope, Survival, Timeline
 from leakscope.quantities import rate, size
+from leakscope.report.cells import bare_frame
 from leakscope.report.html.parts import Cell, Figure, Part, Section, Table, Text, Value, plot_text
 from leakscope.report.html.units import byte_axis, duration_text, time_axis
-from leakscope.report.html.words import short_frame
 
 NEAR_SHARE = 0.02
 """Moments nearer to each other than this share of the time share a label."""
@@ -186,7 +186,7 @@ def _words(series: Sequence[Series], slopes: Sequence[Slope]) -> str:
     """What the figure shows, with its numbers: what grows first."""
     grows, rest = [], []
     for one in series:
-        name = short_frame(one.label)
+        name = bare_frame(one.label)
         last = _shown(one, float(one.value[-1]))
         slope = next((s for s in slopes if _is_of(s, one)), None)
         if slope and one.in_bytes and slope.low <= 0:
@@ -243,7 +243,7 @@ def _multiples(id_: str, title: str, series: Sequence[Series], timeline: Timelin
         labels.append(
             {"x": 0, "xshift": -44, "xref": "paper", "xanchor": "left", "y": top - share * 0.28, "yref": "paper",
              "yanchor": "bottom", "showarrow": False, "font": {"size": 12},
-             "text": plot_text(short_frame(one.label), 60)}
+             "text": plot_text(bare_frame(one.label), 60)}
         )  # fmt: skip
     layout["annotations"] = labels
     last = "y" if len(series) == 1 else f"y{len(series)}"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 
 from leakscope.detect.sentence import culprit_of, sentence
 from leakscope.model.results import Report, Verdict
 from leakscope.quantities import counted, exact, rate, size
+from leakscope.report.cells import bare_frame
 from leakscope.report.forecast import forecast_line
 from leakscope.report.html.units import duration_text, interval_text
 
-_PLACE = re.compile(r"\((?:[^()]*/)?([^()/]+:\d+)\)$")
 _CHECK = {
     "per_call": "every call keeps one object: find the free that belongs to it, and the path that leaves it out",
     "undrained_container": "a container on this path only grows: find who should drain or bound it",
@@ -32,11 +31,6 @@ _CHECK = {
 }
 
 
-def short_frame(frame: str) -> str:
-    """``f (callproc.c:9)``: a frame without the folders of its file."""
-    return _PLACE.sub(r"(\1)", frame)
-
-
 def as_code(name: str) -> str:
     """``name`` between backquotes, for page.prose; those of its own become apostrophes."""
     return f"`{name.replace('`', chr(39))}`"
@@ -47,7 +41,7 @@ def verdict_sentence(verdict: Verdict) -> str:
     said = sentence(verdict).replace("`", "'")
     who = culprit_of(verdict).replace("`", "'")
     if said.startswith((f"{who} ", f"{who}:")):
-        return as_code(short_frame(who)) + said[len(who) :]
+        return as_code(bare_frame(who)) + said[len(who) :]
     return said
 
 

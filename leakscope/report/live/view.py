@@ -7,7 +7,6 @@ their control characters escaped.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import PurePath
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -16,6 +15,7 @@ from rich.text import Text
 from leakscope.model.live import LiveReading, LiveState, Track
 from leakscope.model.recording import Loss
 from leakscope.quantities import counted, rate, size
+from leakscope.report.cells import bare_frame
 from leakscope.report.forecast import duration, forecast_line
 from leakscope.report.live.course import ASCII_BARS, BARS, sparkline
 from leakscope.report.live.names import Leader, leaders
@@ -149,7 +149,7 @@ def sites_table(rows: Sequence[Leader], width: int) -> Table:
     for row in rows:
         mark = "~" if row.sampled else ""
         cells: list[str | Text] = [row.layer] if width >= NARROW else []
-        cells.append(Text(shortened(row.frame) or "…", "bold"))
+        cells.append(Text(bare_frame(row.frame) or "…", "bold"))
         if width >= WIDE:
             cells.append(printable(row.what) + (f" +{row.others}" if row.others else ""))
         if ranges:
@@ -159,13 +159,6 @@ def sites_table(rows: Sequence[Leader], width: int) -> Table:
             cells.append(mark + size(row.kept_bytes))
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
     return table
-
-
-def shortened(frame: str) -> str:
-    """A frame with the name of its file alone: ``load (cache.py:12)``."""
-    function, bracket, place = frame.rpartition(" (")
-    text = f"{function} ({PurePath(place).name}" if bracket and "/" in place else frame
-    return printable(text)
 
 
 def amount(value: float, in_bytes: bool = True) -> str:
@@ -192,7 +185,9 @@ def report_line(state: LiveState) -> str:
     said = f"recording {clock(reading.elapsed_s)}  {state.events_per_s:,.0f} events/s  {tracks}  "
     said += f"LOST {lost:,}" if lost else "lost nothing"
     for leader in leaders(reading.sites, 1):
-        said += f"  {leader.layer} {shortened(leader.frame)} {gain(leader.growth_bytes)} in {duration(leader.window_s)}"
+        said += (
+            f"  {leader.layer} {bare_frame(leader.frame)} {gain(leader.growth_bytes)} in {duration(leader.window_s)}"
+        )
     return printable(said) + (f"  {forecast_line(state.forecast)}" if state.forecast else "")
 
 
