@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from capture_rows import incompressible, manifest, numbered
+from small_disk import small_disk
 
 from leakscope.capture import Capture, CaptureWriter
 from leakscope.errors import OutputIncompleteError
@@ -76,19 +77,15 @@ def test_finish_can_say_why_the_capture_is_incomplete(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path):
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk]).returncode:
-        pytest.skip("needs root, to mount a small tmpfs")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
+    with small_disk(tmp_path / "disk", "1m") as place:
+        yield place
 
 
-def test_a_full_disk_is_said_once_and_everything_before_it_reads(small_disk: Path) -> None:
+def test_a_full_disk_is_said_once_and_everything_before_it_reads(disk: Path) -> None:
     # given a capture on a small disk
-    path = small_disk / "a.lscope"
+    path = disk / "a.lscope"
     writer = CaptureWriter.create(path, manifest())
     written = 0
     # when the disk fills
@@ -116,11 +113,11 @@ def fill(disk: Path) -> None:
             pass
 
 
-def test_finish_on_a_full_disk_raises_once_and_the_capture_stays_incomplete(small_disk: Path) -> None:
-    path = small_disk / "a.lscope"
+def test_finish_on_a_full_disk_raises_once_and_the_capture_stays_incomplete(disk: Path) -> None:
+    path = disk / "a.lscope"
     writer = CaptureWriter.create(path, manifest())
     writer.write("mem_events", numbered(0, 3))
-    fill(small_disk)
+    fill(disk)
 
     with pytest.raises(OutputIncompleteError, match="No space left on device"):
         writer.finish()
@@ -131,10 +128,10 @@ def test_finish_on_a_full_disk_raises_once_and_the_capture_stays_incomplete(smal
     assert capture.problems == ["the capture is incomplete: its writer was stopped before it could finish"]
 
 
-def test_creating_on_a_full_disk_leaves_nothing(small_disk: Path) -> None:
-    fill(small_disk)
+def test_creating_on_a_full_disk_leaves_nothing(disk: Path) -> None:
+    fill(disk)
 
     with pytest.raises(OutputIncompleteError, match="No space left on device"):
-        CaptureWriter.create(small_disk / "a.lscope", manifest())
+        CaptureWriter.create(disk / "a.lscope", manifest())
 
-    assert [entry.name for entry in small_disk.iterdir()] == ["ballast"]
+    assert [entry.name for entry in disk.iterdir()] == ["ballast"]

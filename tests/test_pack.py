@@ -8,13 +8,13 @@ import json
 import os
 import random
 import shutil
-import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from capture_rows import manifest, rows, small_capture
+from small_disk import small_disk
 
 from leakscope.capture import Capture, CaptureWriter, pack, unpack
 from leakscope.cli.main import main
@@ -127,11 +127,7 @@ def test_outputs_that_exist_are_replaced_only_with_force(tmp_path: Path, packed:
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk]).returncode:
-        pytest.skip("needs root, to mount a small tmpfs")
-    try:
+    with small_disk(tmp_path / "disk", "64k") as disk:
         # given a capture larger than the disk
         noise = random.Random(7)
         writer = CaptureWriter.create(tmp_path / "a.lscope", manifest())
@@ -144,8 +140,6 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
         with pytest.raises(OutputIncompleteError, match=r"b\.lscope: could not be completed: No space left on device"):
             unpack(packed, disk / "b.lscope")
         assert list(disk.iterdir()) == []
-    finally:
-        subprocess.run(["umount", disk], check=True)
 
 
 def test_paths_that_cannot_be_used_are_said(tmp_path: Path, packed: Path) -> None:

@@ -24,6 +24,7 @@ from recording import (
     until,
     waiting,
 )  # fmt: skip
+from small_disk import small_disk
 
 from leakscope.capture import Capture
 from leakscope.errors import ExitCode
@@ -258,21 +259,17 @@ def test_a_command_that_was_not_started_ends_with_a_killed_recorder(bpf: str, tm
 # --- disk full ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MiB."""
-    place = tmp_path_factory.mktemp("small")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], check=True)
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    with small_disk(tmp_path / "disk", "2m") as place:
+        yield place
 
 
 @root_only
 @pytest.mark.bpf
-def test_a_full_disk_is_told_in_one_line_and_costs_nothing_before_it(
-    bpf: str, small_disk: Path, tmp_path: Path
-) -> None:
-    path = small_disk / "x.lscope"
+def test_a_full_disk_is_told_in_one_line_and_costs_nothing_before_it(bpf: str, disk: Path, tmp_path: Path) -> None:
+    path = disk / "x.lscope"
     command = sample("churn_epoll", "--count", 100_000_000, "--pause-us", 0)
     with Recorder(path, "--flush", 0.2, "--", *command, streams=tmp_path) as run:
         run.wait_ready()
