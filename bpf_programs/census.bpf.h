@@ -43,14 +43,6 @@ static inline void note_outermost_call(u32 tid, u32 function, s32 user_stack, u6
 	bpf_map_update_elem(&outermost_calls, &tid, &open, BPF_ANY);
 }
 
-static inline u64 entries_swept(void)
-{
-	u32 which = COUNT_LIVE_SWEPT;
-	u64 *swept = bpf_map_lookup_elem(&counters, &which);
-
-	return swept ? *swept : 0;
-}
-
 /* The identity of an allocation, made at its first sight; 0 when there is no room. As for sites its number is unique
  * without a shared counter. */
 static inline u32 identity_number(struct identity_key *key)
@@ -133,7 +125,7 @@ static inline void count_allocation(struct live_object *object)
 	counts->last_ns = object->ts_ns;
 }
 
-static inline void count_end(struct live_object *object, u64 now, u8 cause)
+static inline void count_end(struct live_object *object, u8 cause)
 {
 	u32 number = object->identity;
 	u32 pid = object->pid;
@@ -149,5 +141,4 @@ static inline void count_end(struct live_object *object, u64 now, u8 cause)
 		__sync_fetch_and_add(&counts->reused, 1);
 	else
 		__sync_fetch_and_add(&counts->freed, 1);
-	object->caller = now;
 }

@@ -14,7 +14,8 @@
 #define CONFIG_DUMP_RING_BYTES 4096
 #define CONFIG_PATH_ENTRIES 64
 #define CONFIG_LIVE_ENTRIES 1024
-#define CONFIG_PAGE_ENTRIES 1024
+#define CONFIG_SPILL_ENTRIES 1024
+#define CONFIG_SPILLED_FROM_ENTRIES 1024
 #define CONFIG_RANGE_ENTRIES 1024
 #define CONFIG_STACK_ENTRIES 1024
 #define CONFIG_SITE_ENTRIES 1024
@@ -40,7 +41,7 @@ struct config {
 	u64 cpu_stack_burst;
 	u64 scarce_cost;
 	u64 sample_one_in;
-	u64 live_delete_above;
+	u64 live_buckets; /* entries of the map `live`, a power of two */
 	u64 page_size;
 	u64 slab_has_cache;
 	u64 cache_name;
@@ -83,7 +84,7 @@ const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
 #define CONFIG_CPU_STACK_BURST config.cpu_stack_burst
 #define CONFIG_SCARCE_COST config.scarce_cost
 #define CONFIG_SAMPLE_ONE_IN config.sample_one_in
-#define CONFIG_LIVE_DELETE_ABOVE config.live_delete_above
+#define CONFIG_LIVE_BUCKETS config.live_buckets
 #define CONFIG_PAGE_SIZE config.page_size
 #define CONFIG_SLAB_HAS_CACHE config.slab_has_cache
 #define CONFIG_CACHE_NAME config.cache_name

@@ -1,10 +1,9 @@
 /* Kernel objects and pages: kmalloc, kmem_cache_alloc, kfree, kmem_cache_free, mm_page_alloc, mm_page_free.
  *
- * A live object is an entry of `live` by address. A free marks its entry in place (ts_ns = 0) and the next
- * allocation of the address overwrites it: cheaper than delete and insert. Entries are deleted only when the map is
- * nearly full. An allocation that finds its address still live ends the old object with cause "reuse": its
- * free fired no tracepoint (kfree_rcu) or was skipped (nested program). */
+ * An allocation that finds its address still live ends the old object with cause "reuse": its free fired no tracepoint
+ * (kfree_rcu) or was skipped (nested program). */
 #pragma once
+#include "live.bpf.h"
 #include "marks.bpf.h"
 #include "census.bpf.h"
 #include "python.bpf.h"
@@ -33,7 +32,7 @@ static inline void send_mem(u64 addr, struct live_object *object, u64 now, u8 op
 	record->cpu = bpf_get_smp_processor_id();
 	record->op = op;
 	record->cause = cause;
-	record->weight = object->weight & ~DELETE_WHEN_FREED;
+	record->weight = object->weight;
 	record->python_stack = object->python_stack;
 	record->mark = object->mark;
 	bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);
@@ -135,7 +134,6 @@ static inline void describe(void *ctx, struct live_object *object, struct site_i
 	object->ts_ns = now;
 	object->caller = 0;
 	object->python_stack = 0;
-	object->pid = current_tgid();
 	object->mark = CONFIG_MODE == MODE_STREAM ? current_mark() : 0; /* a census has the identity there */
 	object->site = site->id;
 	object->requested_bytes = requested;
@@ -151,36 +149,14 @@ static inline void describe(void *ctx, struct live_object *object, struct site_i
 	}
 }
 
-/* An entry that goes in while the map is nearly full is deleted when its object ends, else only marked as free. The count
- * of entries is this CPU's; the map is shared, so each CPU keeps to its share. */
-static inline int insert_live(u64 addr, struct live_object *object)
-{
-	u32 which = COUNT_LIVE_ENTRIES;
-	u64 *entries = bpf_map_lookup_elem(&counters, &which);
-	long error;
-
-	if (entries && (s64)(*entries - entries_swept()) > (s64)CONFIG_LIVE_DELETE_ABOVE)
-		object->weight |= DELETE_WHEN_FREED;
-	error = bpf_map_update_elem(&live, &addr, object, BPF_ANY);
-	if (error == 0 && entries)
-		*entries += 1;
-	else if (error == -7 /* E2BIG */ || error == -12 /* ENOMEM */)
-		count(COUNT_LIVE_FULL);
-	else
-		count(COUNT_LIVE_BUSY);
-	return error == 0;
-}
-
 /* An object ended: by a free, or unseen. */
-static inline void end_object(u64 addr, struct live_object *object, u8 cause)
+static inline void end_object(u64 addr, struct live_place *place, u8 cause)
 {
-	u64 now = bpf_ktime_get_ns();
-
 	if (CONFIG_MODE == MODE_CENSUS)
-		count_end(object, now, cause);
+		count_end(place->object, cause);
 	else
-		send_mem(addr, object, now, OP_FREE, cause);
-	object->ts_ns = 0;
+		send_mem(addr, place->object, bpf_ktime_get_ns(), OP_FREE, cause);
+	end_live(addr, place);
 }
 
 static inline struct site_info *site_of(struct allocation *what)
@@ -193,62 +169,46 @@ static inline struct site_info *site_of(struct allocation *what)
 static inline int kernel_alloc(void *ctx, struct allocation *what)
 {
 	struct live_object fresh = {};
-	struct live_object *old;
+	struct live_place place;
 	struct site_info *site;
 	u64 addr = what->addr;
+	u32 tgid = current_tgid();
 
 	/* Whoever gets the address, inside the scope or not, proves that its last object ended. */
-	old = bpf_map_lookup_elem(&live, &addr);
-	if (old && old->ts_ns)
-		end_object(addr, old, CAUSE_REUSE);
-	if (!in_scope(current_tgid()))
+	find_live(addr, &place);
+	if (place.object)
+		end_object(addr, &place, CAUSE_REUSE);
+	if (!in_scope(tgid))
 		return 0;
-	if (CONFIG_MODE == MODE_CENSUS && has_ended(current_tgid()))
+	if (CONFIG_MODE == MODE_CENSUS && has_ended(tgid))
 		return 0;
 	site = site_of(what);
 	if (!site || !is_chosen(site->size_bytes))
 		return 0;
+	fresh.pid = tgid;
 	describe(ctx, &fresh, site, what->requested_bytes, bpf_ktime_get_ns());
 	if (CONFIG_MODE == MODE_CENSUS) {
 		fresh.identity = identity_of(&fresh);
-		if (!fresh.identity)
-			return 0;
-		if (old)
-			*old = fresh;
-		else if (!insert_live(addr, &fresh))
-			return 0;
-		count_allocation(&fresh);
+		if (fresh.identity && begin_live(addr, &place, &fresh))
+			count_allocation(&fresh);
 		return 0;
 	}
 	send_mem(addr, &fresh, fresh.ts_ns, OP_ALLOC, CAUSE_CALL);
-	if (old)
-		*old = fresh;
-	else
-		insert_live(addr, &fresh);
+	begin_live(addr, &place, &fresh);
 	return 0;
 }
 
+/* Ends what is live at an address; 0 where nothing was ever recorded there. */
 static inline int kernel_free(u64 addr)
 {
-	struct live_object *object;
-	u32 which = COUNT_LIVE_ENTRIES;
-	u64 *entries;
+	struct live_place place;
+	int known;
 
-	if (!addr)
-		return 0;
-	object = bpf_map_lookup_elem(&live, &addr);
-	if (!object || !object->ts_ns) {
-		if (!object)
-			count(COUNT_FREE_UNMATCHED);
-		return 0;
-	}
-	end_object(addr, object, CAUSE_CALL);
-	if (object->weight & DELETE_WHEN_FREED) {
-		entries = bpf_map_lookup_elem(&counters, &which);
-		if (bpf_map_delete_elem(&live, &addr) == 0 && entries)
-			*entries -= 1;
-	}
-	return 0;
+	find_live(addr, &place);
+	known = place.way < LIVE_WAYS || place.object;
+	if (place.object)
+		end_object(addr, &place, CAUSE_CALL);
+	return known;
 }
 
 PROGRAM("raw_tp/kmalloc")
@@ -293,16 +253,23 @@ int on_kmem_cache_alloc(struct raw_tracepoint_args *ctx)
 }
 
 /* kfree may end an object of any cache and kmem_cache_free one of kmalloc: one pointer space. */
+static inline int object_free(u64 addr)
+{
+	if (addr && !kernel_free(addr))
+		count(COUNT_FREE_UNMATCHED);
+	return 0;
+}
+
 PROGRAM("raw_tp/kfree")
 int on_kfree(struct raw_tracepoint_args *ctx)
 {
-	return kernel_free(ctx->args[1]);
+	return object_free(ctx->args[1]);
 }
 
 PROGRAM("raw_tp/kmem_cache_free")
 int on_kmem_cache_free(struct raw_tracepoint_args *ctx)
 {
-	return kernel_free(ctx->args[1]);
+	return object_free(ctx->args[1]);
 }
 
 #define MIGRATE_MOVABLE 1 /* include/linux/mmzone.h: pages of user memory and of the page cache */
@@ -310,63 +277,27 @@ int on_kmem_cache_free(struct raw_tracepoint_args *ctx)
 PROGRAM("raw_tp/mm_page_alloc")
 int on_mm_page_alloc(struct raw_tracepoint_args *ctx)
 {
-	struct live_object fresh = {};
-	struct live_object *old;
 	struct allocation what = {};
-	struct site_info *site;
-	u64 page = ctx->args[0];
 	u32 order = ctx->args[1];
 	u32 gfp = ctx->args[2];
 	u32 migratetype = ctx->args[3];
 
-	if (!page)
+	what.addr = ctx->args[0];
+	if (!what.addr)
 		return 0;
 	if (migratetype == MIGRATE_MOVABLE) { /* RSS and the page cache show these: counted, not streamed */
 		count(COUNT_PAGE_USER);
 		return 0;
 	}
-	old = bpf_map_lookup_elem(&live_pages, &page);
-	if (old && old->ts_ns)
-		end_object(page, old, CAUSE_REUSE);
-	if (!in_scope(current_tgid()))
-		return 0;
-	if (CONFIG_MODE == MODE_CENSUS && has_ended(current_tgid()))
-		return 0;
-	what.addr = page;
 	what.kind = SITE_PAGE;
 	what.size_bytes = CONFIG_PAGE_SIZE << (order & 31);
 	what.site.what = order | migratetype << 8 | (u64)gfp << 32;
-	site = site_of(&what);
-	if (!site || !is_chosen(site->size_bytes))
-		return 0;
-	describe(ctx, &fresh, site, 0, bpf_ktime_get_ns());
-	if (CONFIG_MODE == MODE_CENSUS) {
-		fresh.identity = identity_of(&fresh);
-		if (!fresh.identity)
-			return 0;
-	}
-	if (old) {
-		*old = fresh;
-	} else if (bpf_map_update_elem(&live_pages, &page, &fresh, BPF_ANY)) {
-		count(COUNT_LIVE_FULL);
-		if (CONFIG_MODE == MODE_CENSUS)
-			return 0;
-	}
-	if (CONFIG_MODE == MODE_CENSUS)
-		count_allocation(&fresh);
-	else
-		send_mem(page, &fresh, fresh.ts_ns, OP_ALLOC, CAUSE_CALL);
-	return 0;
+	return kernel_alloc(ctx, &what);
 }
 
 PROGRAM("raw_tp/mm_page_free")
 int on_mm_page_free(struct raw_tracepoint_args *ctx)
 {
-	u64 page = ctx->args[0];
-	struct live_object *object = bpf_map_lookup_elem(&live_pages, &page);
-
-	if (!object || !object->ts_ns)
-		return 0;
-	end_object(page, object, CAUSE_CALL);
+	kernel_free(ctx->args[0]);
 	return 0;
 }

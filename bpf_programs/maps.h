@@ -2,9 +2,9 @@
 #pragma once
 #include "records.h"
 
-struct live_object { /* a kernel object or page believed live; ts_ns 0 = freed, free to overwrite */
-	u64 ts_ns;
-	u64 caller;          /* census: once it is freed, when that was */
+struct live_object { /* a kernel object or page believed live */
+	u64 ts_ns;           /* 0: it is not */
+	u64 caller;
 	u32 pid;
 	s32 user_stack;
 	s32 kernel_stack;
@@ -18,7 +18,16 @@ struct live_object { /* a kernel object or page believed live; ts_ns 0 = freed, 
 	};
 };
 
-#define DELETE_WHEN_FREED (1U << 31) /* in the weight of an entry made while the map was nearly full */
+enum live_sizes { LIVE_WAYS = 4 }; /* slots of a bucket */
+
+struct live_slot { /* 64 bytes, a cache line */
+	u64 word;            /* address | state (live.bpf.h), 0 = never used */
+	struct live_object object;
+};
+
+struct live_bucket {
+	struct live_slot slots[LIVE_WAYS];
+};
 
 struct bucket { /* of stacks that may be taken: refilled with time, emptied by taking */
 	u64 refilled_ns;
@@ -164,26 +173,23 @@ enum counter {
 	COUNT_CALL_MAP_FULL = 9,
 	COUNT_PYTHON_DROPPED = 10,  /* Python stacks lost to a full ring */
 	COUNT_PYTHON_BUSY = 11,     /* not walked: another walk was under way on the CPU */
-	COUNT_LIVE_ENTRIES = 12,    /* no loss: entries this CPU put into the live map, less those that it deleted */
-	COUNT_UNUSED = 13,
-	COUNT_CALL_SEQUENCE = 14,
-	COUNT_PYTHON_SEQUENCE = 15,
-	COUNT_MARK_DROPPED = 16,    /* NVTX ranges or their ends lost to a full ring */
-	COUNT_MARK_TOO_DEEP = 17,   /* NVTX ranges inside too many others */
-	COUNT_MARK_THREADS_FULL = 18,
-	COUNT_LAUNCH_DROPPED = 19,  /* launch arguments and names of kernels lost to full rings */
-	COUNT_KERNEL_DROPPED = 20,
-	COUNT_IDENTITY_SEQUENCE = 21,
-	COUNT_IDENTITY_FULL = 22,   /* allocations counted without their stacks: the map of identities is full */
-	COUNT_LIVE_SWEPT = 23,      /* no loss: entries that user space took out of the live map, this CPU's share */
-	COUNT_SMALL_OBJECTS = 24,   /* allocations below the least size, and their bytes */
-	COUNT_SMALL_BYTES = 25,
-	COUNT_UNSAMPLED_OBJECTS = 26, /* allocations that the sampling by bytes passed over, and their bytes */
-	COUNT_UNSAMPLED_BYTES = 27,
-	COUNT_DUMP_DROPPED = 28,    /* stack dumps lost to a full ring */
-	COUNT_DUMP_SKIPPED = 29,    /* not dumped: the CPU's share was used up */
-	COUNT_DUMP_SEQUENCE = 30,
-	COUNTERS = 31,
+	COUNT_CALL_SEQUENCE = 12,
+	COUNT_PYTHON_SEQUENCE = 13,
+	COUNT_MARK_DROPPED = 14,    /* NVTX ranges or their ends lost to a full ring */
+	COUNT_MARK_TOO_DEEP = 15,   /* NVTX ranges inside too many others */
+	COUNT_MARK_THREADS_FULL = 16,
+	COUNT_LAUNCH_DROPPED = 17,  /* launch arguments and names of kernels lost to full rings */
+	COUNT_KERNEL_DROPPED = 18,
+	COUNT_IDENTITY_SEQUENCE = 19,
+	COUNT_IDENTITY_FULL = 20,   /* allocations counted without their stacks: the map of identities is full */
+	COUNT_SMALL_OBJECTS = 21,   /* allocations below the least size, and their bytes */
+	COUNT_SMALL_BYTES = 22,
+	COUNT_UNSAMPLED_OBJECTS = 23, /* allocations that the sampling by bytes passed over, and their bytes */
+	COUNT_UNSAMPLED_BYTES = 24,
+	COUNT_DUMP_DROPPED = 25,    /* stack dumps lost to a full ring */
+	COUNT_DUMP_SKIPPED = 26,    /* not dumped: the CPU's share was used up */
+	COUNT_DUMP_SEQUENCE = 27,
+	COUNTERS = 28,
 };
 
 enum sequence { SEQUENCE_SITES = 0, SEQUENCES = 1 }; /* numbers without gaps, shared by all CPUs */
@@ -294,6 +300,7 @@ struct rss_value {
 #define HASH(name, key, value, entries) BPF_TABLE("hash", key, value, name, entries)
 #define PERCPU_HASH(name, key, value, entries) BPF_TABLE("percpu_hash", key, value, name, entries)
 #define ARRAY(name, value, entries) BPF_TABLE("array", u32, value, name, entries)
+#define PAGE_ALIGNED_ARRAY(name, value, entries) BPF_F_TABLE("array", u32, value, name, entries, BPF_F_MMAPABLE)
 #define PERCPU_ARRAY(name, value, entries) BPF_TABLE("percpu_array", u32, value, name, entries)
 #define STACK_MAP(name, entries) BPF_STACK_TRACE(name, entries)
 #define RING(name, bytes) BPF_RINGBUF_OUTPUT(name, (bytes) / PAGE_SIZE)
@@ -309,6 +316,14 @@ struct rss_value {
 #define LRU_HASH(name, key, value, entries) DEFINE_MAP(BPF_MAP_TYPE_LRU_HASH, name, key, value, entries)
 #define PERCPU_HASH(name, key, value, entries) DEFINE_MAP(BPF_MAP_TYPE_PERCPU_HASH, name, key, value, entries)
 #define ARRAY(name, value, entries) DEFINE_MAP(BPF_MAP_TYPE_ARRAY, name, u32, value, entries)
+#define PAGE_ALIGNED_ARRAY(name, value_type, entries) \
+	struct { \
+		__uint(type, BPF_MAP_TYPE_ARRAY); \
+		__uint(map_flags, BPF_F_MMAPABLE); \
+		__type(key, u32); \
+		__type(value, value_type); \
+		__uint(max_entries, entries); \
+	} name SEC(".maps")
 #define PERCPU_ARRAY(name, value, entries) DEFINE_MAP(BPF_MAP_TYPE_PERCPU_ARRAY, name, u32, value, entries)
 #define STACK_MAP(name, entries) \
 	struct { \
@@ -336,12 +351,13 @@ STACK_MAP(stacks_overflow, CONFIG_STACK_ENTRIES * 4);
 /* Scope */
 HASH(targets, u32, u32, CONFIG_TARGET_ENTRIES);
 
-/* Kernel objects: sites, what is live, pages apart (a page pointer is no object address) */
+/* Kernel objects and pages: sites, and what is live by address, which is that of the `struct page` for pages */
 HASH(sites, struct site_key, struct site_info, CONFIG_SITE_ENTRIES);
 ARRAY(site_states, struct site_state, CONFIG_SITE_STATE_ENTRIES); /* by CPU and site: made in no time, as per-CPU maps are not */
 ARRAY(settled_sites, u32, CONFIG_SITE_ENTRIES); /* by site: 1 = frees keep up with allocations, as user space saw */
-HASH(live, u64, struct live_object, CONFIG_LIVE_ENTRIES);
-HASH(live_pages, u64, struct live_object, CONFIG_PAGE_ENTRIES);
+PAGE_ALIGNED_ARRAY(live, struct live_bucket, CONFIG_LIVE_ENTRIES); /* page-aligned, so that no slot is on two lines */
+HASH(live_spilled, u64, struct live_object, CONFIG_SPILL_ENTRIES);
+ARRAY(spilled_from, u64, CONFIG_SPILLED_FROM_ENTRIES);
 
 /* Census: counts by identity in place of events. Ends of processes tell what was freed by an exit. */
 HASH(identities, struct identity_key, u32, CONFIG_IDENTITY_ENTRIES);

@@ -309,7 +309,7 @@ def test_what_kill_9_leaves_reads(bpf: None, tmp_path: Path) -> None:
 
 
 def test_a_full_live_map_is_told(bpf: None, tmp_path: Path) -> None:
-    # given room for 1,024 objects, and more that are kept
+    # given room for 1,024 objects in the table and for 256 that are spilled, and more that are kept
     command = sample("leak_eventfd", "--count", 1501, "--pause-us", 100)
     recording = record(tmp_path / "full.lscope", command, *CENSUS, "--live-entries", 1024)
     refused = recording.losses("live_map_full")
@@ -319,7 +319,7 @@ def test_a_full_live_map_is_told(bpf: None, tmp_path: Path) -> None:
         f"""SELECT sum(allocated_objects - freed_objects - reused_objects)::BIGINT FROM ({TOTALS})
             JOIN census_sites ON id = site WHERE layer = 'kernel' AND kind <> 'page' AND kind <> 'page_slab'"""
     )
-    assert live <= 1024
+    assert 1024 < live <= 1280
     assert "live_map_full" in recording.stderr
 
 

@@ -14,7 +14,14 @@ import pytest
 import bpf_programs
 from leakscope.model.words import CAUSES, OPS
 from leakscope.record import records
-from leakscope.record.loader.base import SCOPE_CGROUP, SCOPE_HOST, SCOPE_PROCESSES, STACK_POLICIES, UNWIND_POLICIES
+from leakscope.record.loader.base import (
+    LIVE_WAYS,
+    SCOPE_CGROUP,
+    SCOPE_HOST,
+    SCOPE_PROCESSES,
+    STACK_POLICIES,
+    UNWIND_POLICIES,
+)
 from leakscope.record.probes import functions
 from leakscope.record.probes.functions import FunctionProbe
 
@@ -35,6 +42,8 @@ STRUCTURES = {
     "launch_key": records.LAUNCH_KEY,
     "launch_layout": records.LAUNCH_LAYOUT,
     "live_object": records.LIVE_OBJECT,
+    "live_slot": records.LIVE_SLOT,
+    "live_bucket": records.LIVE_BUCKET,
     "identity_key": records.IDENTITY_KEY,
     "identity_count": records.IDENTITY_COUNT,
     "rss_key": records.RSS_KEY,
@@ -89,6 +98,8 @@ def test_each_structure_has_the_compilers_layout(compiled: dict[str, dict[str, i
 
 def test_records_have_the_sizes_that_the_header_promises(compiled: dict[str, dict[str, int]]) -> None:
     assert (compiled["mem_record"][""], compiled["call_record"][""]) == (72, 136)
+    assert compiled["live_slot"][""] == 64  # a cache line
+    assert compiled[""]["LIVE_WAYS"] == LIVE_WAYS == records.LIVE_WAYS
 
 
 def numbers(compiled: dict[str, dict[str, int]], prefix: str) -> dict[str, int]:

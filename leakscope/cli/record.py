@@ -74,7 +74,7 @@ def record(
         str, typer.Option(help="Size of the event ring, a power of two: 64MiB holds 0.9 s of a storm.")
     ] = "64MiB",
     live_entries: Annotated[
-        int, typer.Option(help="Kernel objects that can be live at once (120 bytes each).", min=1024)
+        int, typer.Option(help="Kernel objects that can be live at once (100 bytes each).", min=1024)
     ] = 1 << 20,
     loader: Annotated[
         str,

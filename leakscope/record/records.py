@@ -100,6 +100,11 @@ LIVE_OBJECT = np.dtype(
         ("site", "<u4"), ("weight", "<u4"), ("requested_bytes", "<u4"), ("python_stack", "<u4"), ("identity", "<u4"),
     ]
 )  # fmt: skip
+LIVE_WAYS = 4
+LIVE_SLOT = np.dtype([("word", "<u8"), ("object", LIVE_OBJECT)])
+LIVE_BUCKET = np.dtype([("slots", LIVE_SLOT, (LIVE_WAYS,))])
+SLOT_STATE = 7
+"""Bits of a slot's word that are no address: 0 in that of a live object (live.bpf.h)."""
 IDENTITY_KEY = np.dtype(
     [
         ("caller", "<u8"), ("call_caller", "<u8"), ("pid", "<u4"), ("site", "<u4"), ("kernel_stack", "<i4"),
@@ -153,9 +158,9 @@ STACK_DUMP_BIT = 1 << 29
 
 COUNTERS = (
     "mem_dropped", "call_dropped", "live_full", "live_busy", "stack_collision", "stack_fault", "free_unmatched",
-    "page_user", "site_full", "call_map_full", "python_dropped", "python_busy", "live_entries", "unused",
+    "page_user", "site_full", "call_map_full", "python_dropped", "python_busy",
     "call_sequence", "python_sequence", "mark_dropped", "mark_too_deep", "mark_threads_full", "launch_dropped",
-    "kernel_dropped", "identity_sequence", "identity_full", "live_swept", "small_objects", "small_bytes",
+    "kernel_dropped", "identity_sequence", "identity_full", "small_objects", "small_bytes",
     "unsampled_objects", "unsampled_bytes", "dump_dropped", "dump_skipped", "dump_sequence",
 )  # fmt: skip
 """Rows of the `counters` map, in the order of enum counter."""

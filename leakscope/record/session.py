@@ -389,7 +389,7 @@ class Session:
             self.detach()
         if self.sink.error is None and self._readouts:
             self._readouts.read_counts()
-            self._readouts.read_live(last=True)
+            self._readouts.read_live()
         for _ in range(64):
             before = self.read_events
             self.drain()

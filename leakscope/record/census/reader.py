@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,18 +10,14 @@ import numpy.typing as npt
 
 from leakscope.record import records
 from leakscope.record.census.cohorts import window_starts
-from leakscope.record.kernel.bpf import Map, possible_cpus
+from leakscope.record.kernel.bpf import possible_cpus
 from leakscope.record.loader import LoadedPrograms
 
 COUNTS = 6
 """Fields of IDENTITY_COUNT."""
 BATCH_ENTRIES = 1 << 15
-"""Entries of the live map that are in memory at once: 2 MB."""
-SWEEP_ABOVE = 0.5
-"""The share of a live map that may be filled before entries of freed objects are taken out of it."""
+"""Slots of the live table that are in memory at once: 2 MB."""
 _HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
-MOST_SWEPT = 1 << 15
-"""Entries taken out of a map at a readout: some 50 ms."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,7 @@ class Live:
 
 
 class CensusReader:
-    """Reads the maps of a census and keeps them from filling.
+    """Reads the maps of a census.
 
     :meth:`live` serves one thread, :meth:`retire` another, :meth:`counts` any.
     """
@@ -58,13 +53,10 @@ class CensusReader:
     def __init__(self, programs: LoadedPrograms, origin_ns: int, interval_ns: int) -> None:
         self._identities = programs.map("identities")
         self._identity_counts = programs.map("identity_counts")
-        self._live_maps = (programs.map("live"), programs.map("live_pages"))
-        self._counters = programs.map("counters")
+        self._live, self._spilled = programs.map("live"), programs.map("live_spilled")
         self._origin_ns = origin_ns
         self._interval_ns = interval_ns
         self._cpus = possible_cpus()
-        self._swept = 0
-        self._last_ns = origin_ns
 
     def counts(self, ts_ns: int) -> Counts:
         """What is counted now, labelled with a time: a few milliseconds."""
@@ -97,47 +89,29 @@ class CensusReader:
         """Most identities that there can be."""
         return self._identities.entries
 
-    def live(self, ts_ns: int, *, sweep: bool = True) -> Live:
-        """The live objects of now, labelled with a time: some 0.1 s a million.
+    def live(self, ts_ns: int) -> Live:
+        """The live objects of now, labelled with a time: some 50 ms.
 
         What it holds at once does not grow with the objects, dead or alive, nor with the time recorded: births are told
         by their window of that time (:func:`window_starts`).
         """
         now = (ts_ns - self._origin_ns) // self._interval_ns
         groups, sizes = np.empty(0, np.uint64), np.empty(0, np.int64)
-        for live in self._live_maps:
-            entries, stale, found = 0, [np.empty((0, live.key_bytes), np.uint8)], 0
-            for raw_keys, raw_values in live.batches(BATCH_ENTRIES):
-                values = raw_values.view(records.LIVE_OBJECT).reshape(-1)
-                entries += len(values)
-                alive = values["ts_ns"] > 0
-                # `caller` of a freed object is the time of its end.
-                if sweep and found < MOST_SWEPT:
-                    old = np.flatnonzero(~alive & (values["caller"] < self._last_ns))[: MOST_SWEPT - found]
-                    stale.append(raw_keys[old])
-                    found += len(old)
-                births = np.maximum(values["ts_ns"][alive].astype(np.int64) - self._origin_ns, 0) // self._interval_ns
-                mixed = values["identity"][alive].astype(np.uint64) << np.uint64(32) | births.astype(np.uint64)
-                distinct, counted = np.unique(mixed, return_counts=True)
-                windows = window_starts((distinct & _LOW).astype(np.int64), now).astype(np.uint64)
-                groups = np.concatenate([groups, distinct >> _HALF << _HALF | windows])
-                groups, group = np.unique(groups, return_inverse=True)
-                sizes = np.bincount(group, np.concatenate([sizes, counted]), len(groups)).astype(np.int64)
-            if sweep and entries > SWEEP_ABOVE * live.entries:
-                self._sweep(live, np.concatenate(stale))
-        self._last_ns = ts_ns
+        for objects in self._live_objects():
+            births = np.maximum(objects["ts_ns"].astype(np.int64) - self._origin_ns, 0) // self._interval_ns
+            mixed = objects["identity"].astype(np.uint64) << np.uint64(32) | births.astype(np.uint64)
+            distinct, counted = np.unique(mixed, return_counts=True)
+            windows = window_starts((distinct & _LOW).astype(np.int64), now).astype(np.uint64)
+            groups = np.concatenate([groups, distinct >> _HALF << _HALF | windows])
+            groups, group = np.unique(groups, return_inverse=True)
+            sizes = np.bincount(group, np.concatenate([sizes, counted]), len(groups)).astype(np.int64)
         return Live(ts_ns, (groups >> _HALF).astype(np.uint32), (groups & _LOW).astype(np.int64), sizes)
 
-    def _sweep(self, live: Map, keys: Iterable[np.ndarray]) -> None:
-        """Take freed objects out of a live map.
-
-        All of them ended before the readout before this one. An address that is handed out again within the microsecond
-        of its deletion would be lost to the map: its object is counted as allocated and its free is not seen. One that
-        was idle for so long and comes back in that very microsecond is not to be expected in days of sweeping.
-        """
-        swept = sum(live.delete(key.tobytes()) for key in keys)
-        if live is self._live_maps[0]:
-            self._swept += swept
-            share = self._swept // (os.cpu_count() or 1)
-            place = records.COUNTERS.index("live_swept").to_bytes(4, "little")
-            self._counters.update(place, share.to_bytes(8, "little") * self._cpus)
+    def _live_objects(self) -> Iterator[np.ndarray]:
+        """Arrays of LIVE_OBJECT: those in the table, then those for which it had no slot."""
+        for _, buckets in self._live.batches(BATCH_ENTRIES // records.LIVE_WAYS):
+            slots = buckets.reshape(-1).view(records.LIVE_SLOT)
+            yield slots["object"][(slots["word"] != 0) & (slots["word"] & records.SLOT_STATE == 0)]
+        for _, values in self._spilled.batches(BATCH_ENTRIES):
+            objects = values.reshape(-1).view(records.LIVE_OBJECT)
+            yield objects[objects["ts_ns"] > 0]

@@ -26,9 +26,9 @@ class Readouts:
                 self._done.append(counts)
         return ts_ns
 
-    def read_live(self, *, last: bool = False) -> None:
-        """Take what is live; ``last`` leaves the map as it is."""
-        live = self._reader.live(monotonic_ns(), sweep=not last)
+    def read_live(self) -> None:
+        """Take what is live."""
+        live = self._reader.live(monotonic_ns())
         with self._lock:
             self._done.append(live)
 

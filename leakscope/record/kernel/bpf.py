@@ -140,8 +140,8 @@ class Map:
     def read_all(self, batch: int = 4096) -> tuple[np.ndarray, np.ndarray]:
         """All keys and values as uint8 arrays of shape (n, key_bytes) and (n, value_bytes), read in batches.
 
-        Hash maps only. Uses BPF_MAP_LOOKUP_BATCH (kernel 5.6, 057996380a42); entries that change meanwhile may
-        be seen or not, each at most once a bucket.
+        Hash maps and arrays. Uses BPF_MAP_LOOKUP_BATCH (kernel 5.6, 057996380a42); entries that change meanwhile may
+        be seen or not, those of a hash map each at most once a bucket.
         """
         import numpy as np  # here, so that programs load without it
 

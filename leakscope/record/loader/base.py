@@ -17,13 +17,17 @@ SCOPE_HOST, SCOPE_PROCESSES, SCOPE_CGROUP = 0, 1, 2
 STACK_POLICIES = {"none": 0, "sampled": 1, "all": 2}
 MODES = {"stream": 0, "census": 1}
 UNWIND_POLICIES = {"none": 0, "gpu": 1, "all": 2}
+LIVE_WAYS = 4
+"""Slots of a bucket of live objects (maps.h)."""
+MIN_LIVE_BUCKETS = 64
+"""A word of `spilled_from` is of so many."""
 
 
 @dataclass
 class ProgramConfig:
     """Constants compiled into the programs; each becomes ``CONFIG_<NAME>`` in the C source.
 
-    Sizes of maps bound the recorder's own memory: a live entry takes about 120 bytes, a stack bucket 1 KiB.
+    Sizes of maps bound the recorder's own memory: a live entry takes about 100 bytes, a stack bucket 1 KiB.
     """
 
     scope: int = SCOPE_PROCESSES
@@ -45,7 +49,6 @@ class ProgramConfig:
     dump_ring_bytes: int = 16 << 20  # 1,000 stack dumps
     path_entries: int = 4096  # 2.7 KiB each
     live_entries: int = 1 << 20
-    page_entries: int = 1 << 17
     range_entries: int = 1 << 18
     stack_entries: int = 1 << 14
     site_entries: int = 1 << 14
@@ -64,7 +67,7 @@ class ProgramConfig:
     def constants(self) -> dict[str, int]:
         """All CONFIG_* values, the kernel's offsets included. Raises NotCapableError where BTF is missing."""
         types = KernelTypes()
-        cpus = os.cpu_count() or 1
+        live_buckets = max(MIN_LIVE_BUCKETS, 1 << (self.live_entries // LIVE_WAYS - 1).bit_length())
         rss = field_offsets("kmem", "rss_stat")
         arguments = types.raw_tracepoint_arguments("kmem_cache_alloc")
         if arguments is None:
@@ -89,9 +92,10 @@ class ProgramConfig:
             "MARK_RING_BYTES": self.mark_ring_bytes if self.nvtx else mmap.PAGESIZE,
             "DUMP_RING_BYTES": self.dump_ring_bytes if self.unwind != "none" else mmap.PAGESIZE,
             "PATH_ENTRIES": self.path_entries if self.unwind != "none" else 64,
-            "LIVE_ENTRIES": self.live_entries,
-            "LIVE_DELETE_ABOVE": self.live_entries * 3 // 4 // cpus,
-            "PAGE_ENTRIES": self.page_entries,
+            "LIVE_ENTRIES": live_buckets,
+            "LIVE_BUCKETS": live_buckets,
+            "SPILL_ENTRIES": self.live_entries // 4,
+            "SPILLED_FROM_ENTRIES": live_buckets // 64,
             "RANGE_ENTRIES": self.range_entries,
             "STACK_ENTRIES": self.stack_entries,
             "SITE_ENTRIES": self.site_entries,

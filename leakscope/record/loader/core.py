@@ -7,6 +7,7 @@ import os
 import re
 import struct
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,7 +28,8 @@ _MAP_SIZES = {
     "site_states": "SITE_STATE_ENTRIES",
     "settled_sites": "SITE_ENTRIES",
     "live": "LIVE_ENTRIES",
-    "live_pages": "PAGE_ENTRIES",
+    "live_spilled": "SPILL_ENTRIES",
+    "spilled_from": "SPILLED_FROM_ENTRIES",
     "live_ranges": "RANGE_ENTRIES",
     "launch_ring": "LAUNCH_RING_BYTES",
     "kernel_ring": "KERNEL_RING_BYTES",
@@ -39,6 +41,9 @@ _MAP_SIZES = {
     "targets": "TARGET_ENTRIES",
 }
 _UPROBES = ("on_function_entry", "on_function_return", "on_kernel_entry", "on_kernel_return", "on_mark")
+_BESIDE = frozenset({*_UPROBES, "on_enter_map_call", "on_exit_map_call"})
+"""Programs loaded from a second object beside the first, about half of the verifier's work: it reads the programs of an
+object one after another."""
 _PER_CPU_MAPS = frozenset({"counters", "stack_budget", "identity_counts", "byte_countdowns"})
 _PER_CPU_TYPES = frozenset({5, 6, 10})  # BPF_MAP_TYPE_PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH
 _THREADS = 4
@@ -68,19 +73,18 @@ class CorePrograms:
         self._path = path
         self._constants = {**config.constants(), "SOURCES": bpf_programs.sources_id()}
         self._object = self._open(multi=True)
-        self._uprobes = self._for_perf = 0
+        self._beside = self._for_perf = 0
         try:
             for name, constant in _MAP_SIZES.items():
                 self._lib.bpf_map__set_max_entries(self._find_map(name), self._constants[constant])
             self._lib.bpf_map__set_max_entries(self._find_map("stacks_overflow"), 4 * self._constants["STACK_ENTRIES"])
             with ThreadPoolExecutor(_THREADS) as pool:
                 self._make_maps(pool)
-                self._uprobes = self._open(multi=True)
-                self._share_maps(self._uprobes)
-                self._choose_programs(self._object, uprobes=False)
-                self._choose_programs(self._uprobes, uprobes=True)
-                # Side by side: the verifier reads the programs of an object one after another.
-                loading = [pool.submit(self._load, handle) for handle in (self._object, self._uprobes)]
+                self._beside = self._open(multi=True)
+                self._share_maps(self._beside)
+                self._choose_programs(self._object, lambda name: name not in _BESIDE)
+                self._choose_programs(self._beside, lambda name: name in _BESIDE)
+                loading = [pool.submit(self._load, handle) for handle in (self._object, self._beside)]
             for done in loading:
                 done.result()
         except BaseException:
@@ -174,8 +178,8 @@ class CorePrograms:
         handle = self._object
         if kind == "uprobe_perf":
             handle = self._perf_object()
-        elif function in _UPROBES:
-            handle = self._uprobes
+        elif function in _BESIDE:
+            handle = self._beside
         return int(self._lib.bpf_program__fd(self._find_program(handle, function)))
 
     def _perf_object(self) -> int:
@@ -183,7 +187,7 @@ class CorePrograms:
         if not self._for_perf:
             self._for_perf = self._open(multi=False)
             self._share_maps(self._for_perf)
-            self._choose_programs(self._for_perf, uprobes=True)
+            self._choose_programs(self._for_perf, lambda name: name in _UPROBES)
             self._load(self._for_perf)
         return self._for_perf
 
@@ -196,11 +200,10 @@ class CorePrograms:
                 self._lib.bpf_map__reuse_fd(found, self._lib.bpf_map__fd(own))
             found = self._lib.bpf_object__next_map(handle, found)
 
-    def _choose_programs(self, handle: int, *, uprobes: bool) -> None:
+    def _choose_programs(self, handle: int, wanted: Callable[[str], bool]) -> None:
         program = self._lib.bpf_object__next_program(handle, None)
         while program:
-            wanted = (self._lib.bpf_program__name(program).decode() in _UPROBES) == uprobes
-            self._lib.bpf_program__set_autoload(program, wanted)
+            self._lib.bpf_program__set_autoload(program, wanted(self._lib.bpf_program__name(program).decode()))
             program = self._lib.bpf_object__next_program(handle, program)
 
     def map(self, name: str) -> Map:
@@ -211,7 +214,7 @@ class CorePrograms:
 
     def close(self) -> None:
         """Unload everything."""
-        for handle in (self._for_perf, self._uprobes, self._object):
+        for handle in (self._for_perf, self._beside, self._object):
             if handle:
                 self._lib.bpf_object__close(handle)
-        self._for_perf = self._uprobes = self._object = 0
+        self._for_perf = self._beside = self._object = 0
