@@ -10,7 +10,16 @@ import pytest
 from recording import Recorder, Recording, waiting
 
 from leakscope.record.records import MEM_RECORD, OP_ALLOC, OP_FREE
-from leakscope.record.settled_sites import BUSY_PER_WINDOW, GROWTH_SHARE, GROWTH_SLACK, WINDOW_NS, WINDOWS, SettledSites
+from leakscope.record.settled_sites import (
+    BUSY_PER_WINDOW,
+    BUSY_WINDOWS,
+    GROWTH_SHARE,
+    GROWTH_SLACK,
+    HISTORY,
+    RECENT,
+    WINDOW_NS,
+    SettledSites,
+)
 
 BUSY = BUSY_PER_WINDOW
 
@@ -51,31 +60,40 @@ def windows(counts: list[dict[int, tuple[int, int]]]) -> list[dict[int, int]]:
 
 
 def test_a_site_settles_once_it_was_busy_and_balanced_in_every_window() -> None:
-    states = windows([{1: (BUSY, BUSY), 2: (BUSY - 1, BUSY - 1), 8: (3 * BUSY, 3 * BUSY)}] * (WINDOWS + 1))
-    assert states == [{}] * (WINDOWS - 1) + [{0: 1, 7: 1}] * 2
+    busy = {1: (BUSY, BUSY), 2: (BUSY - 1, BUSY - 1), 8: (3 * BUSY, 3 * BUSY)}
+    states = windows([busy] * (BUSY_WINDOWS + 1))
+    assert states == [{}] * (BUSY_WINDOWS - 1) + [{0: 1, 7: 1}] * 2
 
 
-def test_growth_of_more_than_the_share_keeps_the_stacks() -> None:
-    allowed = WINDOWS * BUSY // GROWTH_SHARE
-    assert allowed < GROWTH_SLACK
+def test_what_is_gained_and_kept_for_two_windows_is_growth_beyond_a_share_of_the_allocations() -> None:
+    assert BUSY_WINDOWS * BUSY // GROWTH_SHARE < GROWTH_SLACK
     fast = GROWTH_SHARE * GROWTH_SLACK  # a window; so the share counts
-    even = {1: (BUSY, BUSY), 2: (BUSY, BUSY), 3: (fast, fast), 4: (fast, fast)}
-    kept = WINDOWS * fast // GROWTH_SHARE
-    grown = {
+    share = BUSY_WINDOWS * fast // GROWTH_SHARE
+    even = {1: (BUSY, BUSY), 2: (BUSY, BUSY), 3: (fast, fast), 4: (fast, fast), 5: (BUSY, BUSY)}
+    gaining = {
         1: (BUSY, BUSY - GROWTH_SLACK), 2: (BUSY, BUSY - GROWTH_SLACK - 1),
-        3: (fast, fast - kept), 4: (fast, fast - kept - 1),
+        3: (fast, fast - share), 4: (fast, fast - share - 1), 5: (BUSY, 0),
     }  # fmt: skip
-    assert windows([even] * (WINDOWS - 1) + [grown])[-1] == {0: 1, 2: 1}
+    freed_again = even | {5: (BUSY, 2 * BUSY)}
+    assert windows([even, even, gaining, freed_again])[-1] == {0: 1, 2: 1, 4: 1}
 
 
-def test_one_window_of_growth_ends_it_until_it_is_forgotten() -> None:
+def test_growth_ends_it_until_all_that_is_remembered_came_after() -> None:
     even, grown = {1: (BUSY, BUSY)}, {1: (2 * BUSY, BUSY)}
-    states = windows([even] * WINDOWS + [grown] + [even] * WINDOWS)
-    assert [state.get(0) for state in states[WINDOWS - 1 :]] == [1] + [0] * WINDOWS + [1]
+    states = [state.get(0) for state in windows([even] * BUSY_WINDOWS + [grown] + [even] * HISTORY)]
+    grew = BUSY_WINDOWS
+    assert states == [None] * (BUSY_WINDOWS - 1) + [1] * RECENT + [0] * (HISTORY - RECENT) + [1] * RECENT
+    assert states[grew] == 1 and states[grew + RECENT - 1] == 0
+
+
+def test_a_slow_steady_leak_is_growth() -> None:
+    # given one object in 300 that stays, and one in 1,200
+    leaking = {1: (1200, 1196), 2: (1200, 1199)}
+    assert windows([leaking] * HISTORY)[-1] == {0: 0, 1: 1}
 
 
 def test_objects_of_before_that_end_are_no_growth() -> None:
-    assert windows([{1: (BUSY, 2 * BUSY)}] * WINDOWS)[-1] == {0: 1}
+    assert windows([{1: (BUSY, 2 * BUSY)}] * BUSY_WINDOWS)[-1] == {0: 1}
 
 
 QUICK = """

@@ -10,20 +10,24 @@ from leakscope.record.kernel.bpf import Map
 from leakscope.record.records import OP_ALLOC
 
 WINDOW_NS = 1_000_000_000
-WINDOWS = 4
-BUSY_PER_WINDOW = 2_000
-"""Allocations of a busy site. Slower ones take all their stacks anyway."""
+BUSY_WINDOWS = 4
+BUSY_PER_WINDOW = 1_000
+"""Allocations of a busy site in each of the last windows. Slower ones take nearly all their stacks: these are few."""
+HISTORY = 16
+"""Windows that growth is looked for in."""
+RECENT = 2
+"""Windows at whose ends what was gained has to be live still; before, so much was not live at the end of any."""
 GROWTH_SHARE = 512
-"""A site grows that keeps more than one in so many of its allocations, over all windows together."""
-GROWTH_SLACK = 16
-"""Objects: what is in flight at the ends of the windows looks kept, or freed once too often."""
+"""A site grows that gains more than one in so many of the allocations of all these windows together."""
+GROWTH_SLACK = 8
+"""Objects: what is in flight at the ends of windows looks gained."""
 
 
 class SettledSites:
     """Counts allocations and frees by site and tells the probes, once a window, which sites settled.
 
-    Settled is a site that was busy in each of the last windows and kept next to nothing over all of them. One window
-    of growth ends it. For use by one thread.
+    Settled is a site that was busy in each of the last windows and does not grow: what is live at the ends of the last
+    two is hardly more than the least that was live at the end of one before. For use by one thread.
     """
 
     def __init__(self, settled: Map) -> None:
@@ -31,7 +35,9 @@ class SettledSites:
         self._map = settled
         self._ends_ns = 0
         self._counts = np.zeros((2, settled.entries + 1), np.int64)  # allocated and ended in this window, by site
-        self._windows: deque[np.ndarray] = deque(maxlen=WINDOWS)
+        self._live_now = np.zeros(settled.entries + 1, np.int64)  # less what was live at the start
+        self._allocated: deque[np.ndarray] = deque(maxlen=HISTORY)
+        self._live: deque[np.ndarray] = deque(maxlen=HISTORY)
         self._settled = np.zeros(settled.entries + 1, bool)
 
     def follow(self, batch: np.ndarray, ts_ns: int) -> None:
@@ -44,16 +50,20 @@ class SettledSites:
         if ts_ns < self._ends_ns:
             return
         if self._ends_ns:
-            self._windows.append(self._counts)
+            self._live_now = self._live_now + self._counts[0] - self._counts[1]
+            self._allocated.append(self._counts[0])
+            self._live.append(self._live_now)
             self._counts = np.zeros_like(self._counts)
             self._decide()
         self._ends_ns = ts_ns + WINDOW_NS
 
     def _decide(self) -> None:
-        allocated = np.array([window[0] for window in self._windows])
-        kept = sum(window[0] - window[1] for window in self._windows)
-        settled = (len(self._windows) == WINDOWS) & (allocated >= BUSY_PER_WINDOW).all(axis=0)
-        settled &= kept <= np.maximum(allocated.sum(axis=0) // GROWTH_SHARE, GROWTH_SLACK)
+        if len(self._live) < BUSY_WINDOWS:
+            return
+        allocated, live = np.array(self._allocated), np.array(self._live)
+        gained = live[-RECENT:].min(axis=0) - live[:-RECENT].min(axis=0)
+        settled = (allocated[-BUSY_WINDOWS:] >= BUSY_PER_WINDOW).all(axis=0)
+        settled &= gained <= np.maximum(allocated.sum(axis=0) // GROWTH_SHARE, GROWTH_SLACK)
         for site in np.flatnonzero(settled != self._settled).tolist():
             if site:  # numbers begin at 1
                 self._map.update((site - 1).to_bytes(4, "little"), int(settled[site]).to_bytes(4, "little"))

@@ -36,11 +36,11 @@ class ProgramConfig:
     stacks: str = "sampled"
     unwind: str = "none"
     # Stacks that a site may take on a CPU: one each 2^20 ns (954/s) with bursts of 256; all sites together one each
-    # 2^16 ns (15,259/s, some 4 % of a CPU) with bursts of 4,096. While the latter is used up each costs a site 32.
+    # 2^17 ns (7,629/s, some 3 % of a CPU) with bursts of 2,048. While the latter is used up each costs a site 32.
     site_stack_every_shift: int = 20
     site_stack_burst: int = 256
-    cpu_stack_every_shift: int = 16
-    cpu_stack_burst: int = 4096
+    cpu_stack_every_shift: int = 17
+    cpu_stack_burst: int = 2048
     scarce_cost: int = 32
     sample_one_in: int = 64  # power of two
     mem_ring_bytes: int = 64 << 20
