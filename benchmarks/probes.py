@@ -56,7 +56,7 @@ def attached(stacks: str, ring_bytes: int, *, everything: bool = False) -> Itera
         try:
             if everything:
                 tracepoints.attach_raw(programs, attachments, tracepoints.PROCESS_LIVES)
-                tracepoints.attach_classic(programs, attachments, tracepoints.RESIDENT_SETS)
+                tracepoints.attach_raw(programs, attachments, tracepoints.RESIDENT_SETS)
                 tracepoints.attach_classic(programs, attachments, tracepoints.MAP_CALLS)
             tracepoints.attach_raw(programs, attachments, tracepoints.KERNEL_OBJECTS)
             yield Probes(programs, attachments, ring, losses.Counters(programs.map("counters")))

@@ -54,9 +54,10 @@ struct config {
 	u64 nr_mremap;
 	u64 nr_brk;
 	u64 nr_madvise;
-	u64 rss_curr;
-	u64 rss_member;
-	u64 rss_size;
+	u64 task_mm;
+	u64 mm_rss;          /* in mm_struct: the counters of its resident set */
+	u64 counter_bytes;   /* one of them */
+	u64 counter_count;   /* in one: its pages */
 	u64 task_thread_pid;
 	u64 pid_level;
 	u64 pid_numbers;
@@ -96,9 +97,10 @@ const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
 #define CONFIG_NR_MUNMAP config.nr_munmap
 #define CONFIG_NR_MREMAP config.nr_mremap
 #define CONFIG_NR_BRK config.nr_brk
-#define CONFIG_RSS_CURR config.rss_curr
-#define CONFIG_RSS_MEMBER config.rss_member
-#define CONFIG_RSS_SIZE config.rss_size
+#define CONFIG_TASK_MM config.task_mm
+#define CONFIG_MM_RSS config.mm_rss
+#define CONFIG_COUNTER_BYTES config.counter_bytes
+#define CONFIG_COUNTER_COUNT config.counter_count
 #define CONFIG_TASK_THREAD_PID config.task_thread_pid
 #define CONFIG_PID_LEVEL config.pid_level
 #define CONFIG_PID_NUMBERS config.pid_numbers

@@ -23,6 +23,7 @@ enum live_sizes { LIVE_WAYS = 4 }; /* slots of a bucket */
 struct live_slot { /* 64 bytes, a cache line */
 	u64 word;            /* address | state (live.bpf.h), 0 = never used */
 	struct live_object object;
+	u64 unused;
 };
 
 struct live_bucket {
@@ -285,14 +286,10 @@ struct unwound_path { /* what decided how a dump was unwound, and the dump's id 
 	u16 places[PATH_WORDS]; /* bytes above the stack pointer */
 };
 
-struct rss_key {
-	u32 pid;
-	u32 member;
-};
+enum rss_members { RSS_MEMBERS = 4 }; /* MM_FILEPAGES … MM_SHMEMPAGES (include/linux/mm_types_task.h) */
 
-struct rss_value {
-	u64 last_bytes;
-	u64 peak_bytes;
+struct rss_peaks {
+	u64 pages[RSS_MEMBERS];
 };
 
 #ifdef LEAKSCOPE_BCC
@@ -377,7 +374,7 @@ HASH(contexts, u32, struct thread_contexts, 32768);
 HASH(map_calls_in_flight, u32, struct map_call_in_flight, 16384);
 HASH(live_ranges, struct range_key, struct live_range, CONFIG_RANGE_ENTRIES);
 HASH(breaks, u32, u64, 16384);
-HASH(rss, struct rss_key, struct rss_value, 65536);
+HASH(rss, u32, struct rss_peaks, 65536); /* by PID */
 
 /* NVTX: the innermost open range of each thread. */
 RING(mark_ring, CONFIG_MARK_RING_BYTES);

@@ -89,6 +89,7 @@ int on_process_exit(struct raw_tracepoint_args *ctx)
 	if (CONFIG_MODE == MODE_CENSUS)
 		note_process_end(tgid);
 	send_process(CALL_EXIT);
+	bpf_map_delete_elem(&rss, &tgid);
 	bpf_map_delete_elem(&breaks, &tgid);
 	bpf_map_delete_elem(&python_processes, &tgid);
 	return 0;
@@ -107,36 +108,36 @@ int on_process_exec(struct raw_tracepoint_args *ctx)
 	return 0;
 }
 
-/* The latest and the highest resident-set figure of each process and member, read at every sample: exact peaks
- * without an event a page fault. `curr` = 0 is another task's mm, which this thread cannot name. */
-PROGRAM("tracepoint/kmem/rss_stat")
-int on_rss_stat(void *ctx)
+/* The highest resident-set figure of each process and kind, read at every sample, without an event a page fault. It is the
+ * central part of the kernel's counter, what /proc/PID/status shows: what CPUs have not added to it yet is missing. (A classic
+ * tracepoint would have it summed over all CPUs under a lock, at every fault of the host.) */
+PROGRAM("raw_tp/rss_stat") /* (mm, member) */
+int on_rss_stat(struct raw_tracepoint_args *ctx)
 {
-	struct rss_key key = {};
-	struct rss_value fresh = {};
-	struct rss_value *known;
-	u32 is_current = 0;
-	s64 bytes = 0;
+	struct task_struct *task = bpf_get_current_task_btf();
+	u64 changed = ctx->args[0];
+	u64 member = ctx->args[1];
+	u32 tgid = current_tgid();
+	struct rss_peaks *peaks;
+	struct rss_peaks none = {};
+	u64 mm = 0;
+	s64 pages = 0;
 
-	key.pid = current_tgid();
-	if (!in_scope(key.pid))
+	if (member >= RSS_MEMBERS || !in_scope(tgid))
 		return 0;
-	TRACEPOINT_FIELD(is_current, ctx, CONFIG_RSS_CURR);
-	if (!is_current)
+	bpf_probe_read_kernel(&mm, sizeof(mm), (char *)task + CONFIG_TASK_MM);
+	if (mm != changed) /* another task's, which this thread cannot name */
 		return 0;
-	TRACEPOINT_FIELD(key.member, ctx, CONFIG_RSS_MEMBER);
-	TRACEPOINT_FIELD(bytes, ctx, CONFIG_RSS_SIZE);
-	if (bytes < 0)
-		bytes = 0;
-	known = bpf_map_lookup_elem(&rss, &key);
-	if (known) {
-		known->last_bytes = bytes;
-		if ((u64)bytes > known->peak_bytes)
-			known->peak_bytes = bytes;
+	bpf_probe_read_kernel(&pages, sizeof(pages),
+			      (void *)(mm + CONFIG_MM_RSS + member * CONFIG_COUNTER_BYTES + CONFIG_COUNTER_COUNT));
+	if (pages <= 0)
 		return 0;
+	peaks = bpf_map_lookup_elem(&rss, &tgid);
+	if (!peaks) {
+		bpf_map_update_elem(&rss, &tgid, &none, BPF_NOEXIST);
+		peaks = bpf_map_lookup_elem(&rss, &tgid);
 	}
-	fresh.last_bytes = bytes;
-	fresh.peak_bytes = bytes;
-	bpf_map_update_elem(&rss, &key, &fresh, BPF_ANY);
+	if (peaks && (u64)pages > peaks->pages[member])
+		peaks->pages[member] = pages;
 	return 0;
 }

@@ -46,8 +46,7 @@ STRUCTURES = {
     "live_bucket": records.LIVE_BUCKET,
     "identity_key": records.IDENTITY_KEY,
     "identity_count": records.IDENTITY_COUNT,
-    "rss_key": records.RSS_KEY,
-    "rss_value": records.RSS_VALUE,
+    "rss_peaks": records.RSS_PEAKS,
 }
 HEADERS = ("records.h", "maps.h", "common.h", "ranges.bpf.h", "sizes.bpf.h", "unwind.bpf.h", "functions.bpf.h")
 WITHOUT_BPF = r"""

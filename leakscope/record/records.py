@@ -101,7 +101,7 @@ LIVE_OBJECT = np.dtype(
     ]
 )  # fmt: skip
 LIVE_WAYS = 4
-LIVE_SLOT = np.dtype([("word", "<u8"), ("object", LIVE_OBJECT)])
+LIVE_SLOT = np.dtype([("word", "<u8"), ("object", LIVE_OBJECT), ("unused", "<u8")])
 LIVE_BUCKET = np.dtype([("slots", LIVE_SLOT, (LIVE_WAYS,))])
 SLOT_STATE = 7
 """Bits of a slot's word that are no address: 0 in that of a live object (live.bpf.h)."""
@@ -134,8 +134,8 @@ UNWOUND_PATH = np.dtype(
 )  # fmt: skip
 """2,664 bytes: the words of a dump that decided how it was unwound."""
 
-RSS_KEY = np.dtype([("pid", "<u4"), ("member", "<u4")])
-RSS_VALUE = np.dtype([("last_bytes", "<u8"), ("peak_bytes", "<u8")])
+RSS_MEMBERS = 4
+RSS_PEAKS = np.dtype([("pages", "<u8", (RSS_MEMBERS,))])
 
 # enum mem_op, mem_cause
 OP_ALLOC, OP_FREE = 0, 1

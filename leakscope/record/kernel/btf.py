@@ -12,7 +12,8 @@ from pathlib import Path
 
 from leakscope.errors import NotCapableError
 
-_KIND_PTR, _KIND_STRUCT, _KIND_ENUM, _KIND_TYPEDEF, _KIND_CONST, _KIND_FUNC, _KIND_FUNC_PROTO = 2, 4, 6, 8, 10, 12, 13
+_KIND_PTR, _KIND_STRUCT, _KIND_UNION, _KIND_ENUM, _KIND_TYPEDEF = 2, 4, 5, 6, 8
+_KIND_CONST, _KIND_FUNC, _KIND_FUNC_PROTO = 10, 12, 13
 
 
 _VMLINUX = Path("/sys/kernel/btf/vmlinux")
@@ -68,16 +69,32 @@ class KernelTypes:
         return name.decode(), info >> 24 & 0x1F, info & 0xFFFF, size_or_type, address + 12
 
     def member_offset(self, struct_name: str, member: str) -> int | None:
-        """Offset in bytes of a direct member of a struct, or None where this kernel has no such member."""
-        type_id = self._lib.btf__find_by_name_kind(self._btf, struct_name.encode(), _KIND_STRUCT)
-        if type_id < 0:
+        """Offset in bytes of a member of a struct, or None where this kernel has no such member.
+
+        Members of nameless structs and unions within it are its own, as in C (most of mm_struct is in one).
+        """
+        type_id = self._struct(struct_name)
+        return None if type_id is None else self._offset_in(type_id, member.encode())
+
+    def struct_bytes(self, struct_name: str) -> int | None:
+        """Size of a struct, or None where this kernel has none of that name."""
+        type_id = self._struct(struct_name)
+        return None if type_id is None else self._type(type_id)[3]
+
+    def _struct(self, name: str) -> int | None:
+        type_id = self._lib.btf__find_by_name_kind(self._btf, name.encode(), _KIND_STRUCT)
+        return int(type_id) if type_id > 0 else None
+
+    def _offset_in(self, type_id: int, member: bytes) -> int | None:
+        _, kind, members, _, address = self._type(type_id)
+        if kind not in (_KIND_STRUCT, _KIND_UNION):
             return None
-        _, _, members, _, address = self._type(type_id)
         for index in range(members):
-            name_offset, _, bit_offset = struct.unpack("=III", ctypes.string_at(address + 12 * index, 12))
+            name_offset, of_type, bit_offset = struct.unpack("=III", ctypes.string_at(address + 12 * index, 12))
             name = self._lib.btf__name_by_offset(self._btf, name_offset)
-            if name and name.decode() == member:
-                return (bit_offset & 0xFFFFFF) // 8
+            within = 0 if name == member else None if name else self._offset_in(of_type, member)
+            if within is not None:
+                return (bit_offset & 0xFFFFFF) // 8 + within
         return None
 
     def raw_tracepoint_arguments(self, tracepoint: str) -> list[str] | None:

@@ -11,7 +11,6 @@ from leakscope.errors import NotCapableError
 from leakscope.record.kernel.bpf import Map, possible_cpus
 from leakscope.record.kernel.btf import KernelTypes
 from leakscope.record.kernel.syscalls import number
-from leakscope.record.kernel.tracefs import field_offsets
 
 SCOPE_HOST, SCOPE_PROCESSES, SCOPE_CGROUP = 0, 1, 2
 STACK_POLICIES = {"none": 0, "sampled": 1, "all": 2}
@@ -68,7 +67,7 @@ class ProgramConfig:
         """All CONFIG_* values, the kernel's offsets included. Raises NotCapableError where BTF is missing."""
         types = KernelTypes()
         live_buckets = max(MIN_LIVE_BUCKETS, 1 << (self.live_entries // LIVE_WAYS - 1).bit_length())
-        rss = field_offsets("kmem", "rss_stat")
+        counter_bytes, counter_count = resident_counter(types)
         arguments = types.raw_tracepoint_arguments("kmem_cache_alloc")
         if arguments is None:
             raise NotCapableError(
@@ -119,9 +118,10 @@ class ProgramConfig:
             "TASK_PID": types.member_offset("task_struct", "pid") or 0,
             "EXIT_HAS_GROUP_DEAD": int(len(types.raw_tracepoint_arguments("sched_process_exit") or []) > 1),
             **{f"NR_{name.upper()}": number(name) for name in ("mmap", "munmap", "mremap", "brk", "madvise")},
-            "RSS_CURR": rss.get("curr", 12),
-            "RSS_MEMBER": rss.get("member", 16),
-            "RSS_SIZE": rss.get("size", 24),
+            "TASK_MM": types.member_offset("task_struct", "mm") or 0,
+            "MM_RSS": types.member_offset("mm_struct", "rss_stat") or 0,
+            "COUNTER_BYTES": counter_bytes,
+            "COUNTER_COUNT": counter_count,
             "TASK_THREAD_PID": types.member_offset("task_struct", "thread_pid") or 0,
             "PID_LEVEL": types.member_offset("pid", "level") or 0,
             "LAUNCH_ARGS": self.launch_args,
@@ -133,6 +133,17 @@ class ProgramConfig:
             "UNWIND": UNWIND_POLICIES[self.unwind],
             "CPUS": possible_cpus(),
         }
+
+
+def resident_counter(types: KernelTypes) -> tuple[int, int]:
+    """(bytes of one counter of a resident set, offset of its pages in it).
+
+    They are counters with a part a CPU since v6.2 (f1a7941243c1, "mm: convert mm's rss stats into percpu_counter"),
+    before that an array of words in struct mm_rss_stat.
+    """
+    if types.member_offset("mm_rss_stat", "count") is not None:
+        return 8, 0
+    return types.struct_bytes("percpu_counter") or 0, types.member_offset("percpu_counter", "count") or 0
 
 
 class LoadedPrograms(Protocol):

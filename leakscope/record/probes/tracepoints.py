@@ -41,8 +41,8 @@ PROCESS_LIVES = {
 }
 """Raw tracepoints, too."""
 
-RESIDENT_SETS = {("kmem", "rss_stat"): "on_rss_stat"}
-"""A classic one: the kernel sums a counter over all CPUs for it, which a raw one does not show."""
+RESIDENT_SETS = {"rss_stat": "on_rss_stat"}
+"""Raw, too: for a classic one the kernel sums a counter over all CPUs with its lock held, at each fault."""
 
 MAP_CALLS = {
     ("syscalls", f"sys_{when}_{call}"): f"on_{when}_map_call"
@@ -152,6 +152,6 @@ def attach_all(programs: LoadedPrograms, attachments: Attachments) -> None:
     types = KernelTypes()
     variants = {name: program for name, program in OLD_NODE_VARIANTS.items() if types.raw_tracepoint_arguments(name)}
     attach_raw(programs, attachments, PROCESS_LIVES)
-    attach_classic(programs, attachments, RESIDENT_SETS)
+    attach_raw(programs, attachments, RESIDENT_SETS)
     attach_classic(programs, attachments, MAP_CALLS)
     attach_raw(programs, attachments, KERNEL_OBJECTS | variants)

@@ -1,8 +1,9 @@
-"""Peaks of resident sets, exact, from what the rss_stat tracepoint leaves in a map."""
+"""Peaks of resident sets, as exact as /proc/PID/status, from what the probe of rss_stat leaves in a map."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from mmap import PAGESIZE
 
 import numpy as np
 import pyarrow as pa
@@ -17,13 +18,15 @@ _MEMBERS = ("rss_file_peak", "rss_anon_peak", "swap_peak", "rss_shmem_peak")  # 
 def rss_peaks(rss: Map, pids: Sequence[int], ts_ns: int, source_id: int) -> pa.Table:
     """`samples` rows: the highest resident-set figures of processes since the start, by kind, in bytes."""
     raw_keys, raw_values = rss.read_all()
-    keys, values = raw_keys.view(records.RSS_KEY).reshape(-1), raw_values.view(records.RSS_VALUE).reshape(-1)
-    wanted = np.isin(keys["pid"], np.array(pids, np.uint32)) & (keys["member"] < len(_MEMBERS))
+    keys, values = raw_keys.view(np.uint32).reshape(-1), raw_values.view(records.RSS_PEAKS).reshape(-1)
+    wanted = np.isin(keys, np.array(pids, np.uint32))
     rows = [
         {
-            "source_id": source_id, "ts_ns": ts_ns, "scope": "process", "scope_id": str(key["pid"]),
-            "counter": _MEMBERS[key["member"]], "value": float(value["peak_bytes"]),
+            "source_id": source_id, "ts_ns": ts_ns, "scope": "process", "scope_id": str(pid),
+            "counter": counter, "value": float(pages) * PAGESIZE,
         }
-        for key, value in zip(keys[wanted], values[wanted], strict=True)
+        for pid, peaks in zip(keys[wanted].tolist(), values["pages"][wanted].tolist(), strict=True)
+        for counter, pages in zip(_MEMBERS, peaks, strict=True)
+        if pages
     ]  # fmt: skip
     return pa.Table.from_pylist(rows, schema=SAMPLES)
