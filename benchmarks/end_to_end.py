@@ -21,11 +21,11 @@ from leakscope.record.decode.columns import EventColumns
 from leakscope.record.decode.kernel_objects import KernelObjects
 from leakscope.record.decode.marks import Marks
 from leakscope.record.decode.sites import Sites
+from leakscope.record.gathering import BATCH_ROWS
 from leakscope.record.kernel.btf import KernelTypes
 from leakscope.record.kernel.objects import SlabCacheOfAddress
 from leakscope.record.processes import Processes
 from leakscope.record.records import STACK_OVERFLOW_BIT
-from leakscope.record.session import BATCH_ROWS
 from leakscope.record.sink import Batch, Sink
 from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner

@@ -268,7 +268,7 @@ class Recorder:
                 session.request_sample()
             if options.follow and now >= next_look:
                 next_look = now + 1.0
-                if not session.follow():
+                if not session.members.take_in_successors():
                     ended_by = "replaced"
                     break
             if linger_until:
@@ -284,7 +284,7 @@ class Recorder:
                 if command is not None and command.poll() is None:
                     session.request_sample()
                     break
-            elif session.targets_ended():
+            elif session.members.have_ended():
                 ended_by = "target"
                 linger_until = now + LINGER_S
             if ended_by in ("duration", "quit"):

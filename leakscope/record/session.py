@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,15 +21,16 @@ from leakscope.record.decode.columns import EventColumns
 from leakscope.record.decode.kernel_objects import KernelObjects
 from leakscope.record.decode.marks import Marks
 from leakscope.record.decode.sites import Sites
+from leakscope.record.gathering import Gathering
 from leakscope.record.gpu.session import LaunchRecording
 from leakscope.record.kernel.btf import KernelTypes
 from leakscope.record.kernel.objects import SlabCacheOfAddress
 from leakscope.record.live import LiveReadings
 from leakscope.record.live.sites import SiteTable
 from leakscope.record.loader import Loading
-from leakscope.record.loader.base import SCOPE_PROCESSES
 from leakscope.record.losses import Counters, losses_table, recursion_losses
 from leakscope.record.mapped import mapped_files
+from leakscope.record.members import Members, roots
 from leakscope.record.memory import give_large_blocks_back
 from leakscope.record.options import RecordOptions
 from leakscope.record.probes import tracepoints
@@ -38,7 +38,7 @@ from leakscope.record.probes.attaching import Libraries
 from leakscope.record.probes.heap import HeapProbes, wants_single_processes
 from leakscope.record.probes.libraries import FunctionProbes, libraries_before_start
 from leakscope.record.probes.nvtx import MarkProbes
-from leakscope.record.processes import Process, Processes, process_exists
+from leakscope.record.processes import Process, Processes
 from leakscope.record.python.stacks import PythonStacks
 from leakscope.record.rings import Rings
 from leakscope.record.sampler_thread import SamplerThread
@@ -46,8 +46,7 @@ from leakscope.record.samplers import SamplerSet
 from leakscope.record.samplers.rss_peaks import rss_peaks
 from leakscope.record.settled_sites import SettledSites
 from leakscope.record.side_band import SideBand
-from leakscope.record.sink import Batch, Sink
-from leakscope.record.successors import Successors
+from leakscope.record.sink import Sink
 from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.symbols.kernel import KernelSymbols
@@ -64,7 +63,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SOURCE_ID = 0
-BATCH_ROWS = 150_000
 
 
 class Sampled(NamedTuple):
@@ -99,18 +97,15 @@ class Session:
         self._command = command
         self.warnings: list[str] = []
         self.read_events = 0
-        self._lock = threading.Lock()
 
         config = loading.config
-        self._config_scope = config.scope
         self.notes = [*notes, *source.limits]
         # Found while the programs still load. After the side-band is opened: what is mapped later it tells.
         before_start = libraries_before_start(command.arguments, dict(os.environ)) if command is not None else []
         self._side_band = SideBand()
-        self._python = PythonStacks(self._in_scope, self.notes.append)
-        self._roots = [*options.pids, *([command.pid] if command else [])]
-        members = scope.cgroup_members(options.cgroup) if options.cgroup else []
-        known = scope.others_of_host() if options.everyone else [*self._roots, *members]
+        self._python = PythonStacks(lambda pid: self.members.in_scope(pid), self.notes.append)
+        first = [*roots(options, command), *(scope.cgroup_members(options.cgroup) if options.cgroup else [])]
+        known = scope.others_of_host() if options.everyone else first
         running = {pid: mapped_files(pid) for pid in known if command is None or pid != command.pid}
         for pid, files in running.items():
             self._python.seed(pid, files)
@@ -122,13 +117,13 @@ class Session:
         self.exits: dict[int, int] = {}
 
         self.processes = Processes(options.everyone)
-        self._targets = self._programs.map("targets")
-        self._followed = Successors(options, self._programs.map("targets")) if options.follow else None
         allow_many_files()
         self._spaces = AddressSpaces()
-        self._python_targets = self._programs.map("targets")  # its own: a Map serves one thread
-        for pid in [*self._roots, *members]:
-            self._add_member(pid, "root")
+        self.members = Members(
+            options, command, self._programs, config.scope, self.processes, self._spaces, self._python
+        )
+        for pid in first:
+            self.members.add(pid)
         self._python.connect(self._programs.map("python_processes"))
 
         types = self._types = KernelTypes()
@@ -161,9 +156,6 @@ class Session:
         self._rss = self._programs.map("rss")
         self._rings = Rings(self._programs, config)
         self._unwound = UnwoundStacks(self._interner, self._spaces, self._programs.map("unwound_paths"))
-        self._batch = Batch(monotonic_ns())
-        self._batch_rows = 0
-        self._flushed_at = time.monotonic()
 
         self._samplers = SamplerSet(self.processes.alive, lambda: [options.cgroup] if options.cgroup else [])
         source.facts.update(self._samplers.facts())
@@ -174,7 +166,7 @@ class Session:
             self._programs, self._attachments, self._programs.map("functions"), groups, self.warnings.append
         )
         by_process = wants_single_processes(options) and self._functions.filters_by_process
-        self.heap = HeapProbes(self._functions, self._roots) if by_process else None
+        self.heap = HeapProbes(self._functions, self.members.roots) if by_process else None
         self._libraries = Libraries(
             options,
             self._functions,
@@ -217,6 +209,7 @@ class Session:
             unwound=self._unwound,
             settled=SettledSites(self._programs.map("settled_sites")) if options.stacks == "sampled" else None,
         )
+        self._gathering = Gathering(self.sink, options.flush_s)
         began = time.perf_counter()
         self._libraries.attach_known(before_start, running)
         tracepoints.attach_all(self._programs, self._attachments)
@@ -248,17 +241,6 @@ class Session:
             sampled=self._options.sample_bytes > 0,
         )
 
-    def _add_member(self, pid: int, role: str) -> None:
-        scope.add_target(self._targets, pid)
-        self.processes.seed(pid, role)
-        self._spaces.seed(pid)
-
-    def _in_scope(self, pid: int) -> bool:
-        """Whether the kernel side records a process (of a cgroup v2 or the host: any may be)."""
-        if self._config_scope != SCOPE_PROCESSES:
-            return True
-        return self._python_targets.lookup(pid.to_bytes(4, "little")) is not None
-
     @property
     def functions_attached(self) -> int:
         """Functions of libraries that are probed."""
@@ -286,41 +268,20 @@ class Session:
                 self.heap.follow(event)
         self._python.resolve(self._rings.python.read())
         self.read_events += len(objects) + len(calls)
-        with self._lock:
-            batch = self._batch
-            if len(objects):
-                batch.objects.append(objects)
-            if len(calls):
-                batch.calls.append(calls)
-            if len(marks):
-                batch.marks.append(marks)
-            batch.side_band += side_band
-            batch.kernels += kernels
-            batch.launches += launches
-            self._batch_rows += len(objects) + len(calls) + len(marks)
-            batch.readouts += readouts
-            if len(dumps):
-                if not batch.dumps and self.sink.put_dumps(batch.side_band, dumps):
-                    batch.side_band = []
-                else:
-                    batch.dumps.append(dumps)
-            # A census is decoded as often as a stream, while stacks resolve; what is written is gathered.
-            due = time.monotonic() - self._flushed_at >= min(self._options.flush_s, 1.0)
-            if self._batch_rows < BATCH_ROWS and not due and not readouts:
-                return
-        self._flush()
+        self._gathering.add(
+            objects=objects,
+            calls=calls,
+            marks=marks,
+            dumps=dumps,
+            launches=launches,
+            kernels=kernels,
+            side_band=side_band,
+            readouts=readouts,
+        )
 
     def wait(self, seconds: float) -> None:
         """Sleep until the next drain is due: at once for a Python stack."""
         self._rings.wait(seconds)
-
-    def _flush(self) -> None:
-        with self._lock:
-            batch, self._batch = self._batch, Batch(monotonic_ns())
-            self._batch_rows = 0
-        batch.ts_ns = monotonic_ns()
-        self._flushed_at = time.monotonic()
-        self.sink.put(batch)
 
     def request_sample(self) -> None:
         """Ask the sampler thread for one reading. While it is behind, what a census has counted is read here: the
@@ -332,42 +293,16 @@ class Session:
 
     def _sample(self, everything: bool) -> None:
         ts_ns = self._readouts.read_counts() if self._readouts else monotonic_ns()
-        if self._options.cgroup and self._followed is None:
-            for pid in scope.cgroup_members(self._options.cgroup):
-                if not self.processes.belongs(pid):
-                    self._add_member(pid, "root")
-                    self._python.seed(pid, mapped_files(pid))
+        self.members.look_into_cgroup()
         tables = [
             self._samplers.read(ts_ns, everything=everything),
             rss_peaks(self._rss, self.processes.alive(), ts_ns, SOURCE_ID),
         ]
-        with self._lock:
-            self._batch.samples += [table for table in tables if table.num_rows]
+        self._gathering.add_samples(tables)
         if self._on_samples:
             self._on_samples(Sampled(self._source, tables[0], self.processes.lives()))
         if self._readouts:
             self._readouts.read_live()
-
-    def follow(self) -> bool:
-        """Take in what has come in the place of targets that ended; False where only a new recording can."""
-        if self._followed is None:
-            return True
-        if self._followed.cgroup_replaced():
-            return False
-        for pid in self._followed.newcomers(self.processes.belongs):
-            self._followed.let_record(pid)
-            self.processes.seed(pid, "root")
-            self._spaces.seed(pid)
-            self._python.seed(pid, mapped_files(pid))
-        return True
-
-    def targets_ended(self) -> bool:
-        """Whether every process that was named has ended (never, for a cgroup or the whole host)."""
-        if self._command is not None:
-            return self._command.poll() is not None
-        if self._followed is not None:
-            return False
-        return bool(self._roots) and not any(process_exists(pid) for pid in self._roots)
 
     def detach(self) -> None:
         """Stop all probes. Counters stay readable."""
@@ -395,7 +330,7 @@ class Session:
             self.drain()
             if self.read_events == before:
                 break
-        self._flush()
+        self._gathering.flush()
         self.sink.close()
         lines.look_up(SECONDS_AFTER_SIGNAL if ended_by == "signal" else MAX_SECONDS)
         source = self._source
