@@ -56,6 +56,17 @@ def test_joins_yield_their_figures():
     assert {"seconds", "peak_mib"} < set(figures["joins"])
 
 
+@pytest.mark.usefixtures("browser")  # skips loudly without a Chromium, and fails in CI
+def test_the_page_yields_its_figures():
+    # given the page of a small capture, when it is opened once, then it stands and its figures were drawn
+    page = run("page")["page"]
+    assert page["figures"]["million_events"] == 0.02
+    assert 4_000_000 < page["figures"]["bytes"] < 10_000_000
+    assert page["figures"]["first_screen_s"] > 0 and page["figures"]["slowest_figure_s"] > 0
+    limits = {bar["what"]: (bar["limit"], bar["unit"]) for bar in page["bars"]}
+    assert limits == {"page of 10 M events": (10, "MB"), "first screen": (3, "s")}
+
+
 @needs_bpf
 @pytest.mark.bpf
 @pytest.mark.usefixtures("can_record")
