@@ -27,8 +27,8 @@ def test_every_program_and_map_is_in_the_joined_source() -> None:
 def test_bcc_gets_methods_in_place_of_helpers() -> None:
     theirs, ours = bpf_programs.source_for_bcc(), bpf_programs.joined_source()
     for helper, method in (
-        ("bpf_map_lookup_elem(&live, &addr)", "live.lookup(&addr)"),
-        ("bpf_map_delete_elem(&live, &addr)", "live.delete(&addr)"),
+        ("bpf_map_lookup_elem(&live_spilled, &addr)", "live_spilled.lookup(&addr)"),
+        ("bpf_map_delete_elem(&live_spilled, &addr)", "live_spilled.delete(&addr)"),
         ("bpf_ringbuf_reserve(&mem_ring, sizeof(*record), 0)", "mem_ring.ringbuf_reserve(sizeof(*record))"),
         ("bpf_get_stackid(ctx, &stacks, BPF_F_USER_STACK)", "stacks.get_stackid(ctx, BPF_F_USER_STACK)"),
     ):

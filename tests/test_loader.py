@@ -182,7 +182,7 @@ def refusal(path: Path) -> str:
 @pytest.mark.parametrize(
     ("header", "change"),
     [
-        ("config.h", ("\tu64 rss_size;\n", "")),  # a constant less: the others would be shifted
+        ("config.h", ("\tu64 task_mm;\n", "")),  # a constant less: the others would be shifted
         ("records.h", ("\tu64 parent_id;\n", "\tu64 parent_id;\n\tu64 more;\n")),  # records of another layout
         ("kmem.bpf.h", ("#pragma once\n", "#pragma once\nstatic const int newer;\n")),  # nothing but other text
     ],
@@ -194,7 +194,7 @@ def test_an_object_of_other_sources_is_refused(
     place = tmp_path / bpf_programs.__name__
     shutil.copytree(bpf_programs.DIRECTORY, place, ignore=shutil.ignore_patterns("*.o", "__pycache__"))
     before = (place / header).read_text()
-    after = before.replace(*change).replace("config.rss_size", "24" if header == "config.h" else "config.rss_size")
+    after = before.replace(*change).replace("config.task_mm", "24" if header == "config.h" else "config.task_mm")
     assert before != after
     (place / header).write_text(after)
     subprocess.run(["make", "-s", "-C", str(place)], check=True, capture_output=True)
@@ -252,7 +252,7 @@ for _ in range(25):
         damaged[pattern.randrange(len(damaged))] ^= 1 << pattern.randrange(8)
     path.write_bytes(damaged)
     try:
-        CorePrograms(ProgramConfig(live_entries=1024, page_entries=1024, range_entries=1024, mem_ring_bytes=4096,
+        CorePrograms(ProgramConfig(live_entries=1024, range_entries=1024, mem_ring_bytes=4096,
                                    call_ring_bytes=4096, stack_entries=64, site_entries=64), path).close()
     except NotCapableError as error:
         assert "\\n" not in str(error), error
