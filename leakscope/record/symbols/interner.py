@@ -114,10 +114,16 @@ class Interner:
         self._user_stacks[pid, map_id, caller] = stack
 
     def native_stack(self, pid: int, space: AddressSpace, addresses: Sequence[int]) -> int:
-        """Stack id of program counters of one process, innermost first, return addresses but for the first."""
+        """Stack id of program counters of one process, innermost first, return addresses but for the first.
+
+        It ends before a return address that is no code: a walk that came through a function without a frame pointer
+        goes on with whatever words it meets.
+        """
         frames = []
         for depth, address in enumerate(addresses[:MAX_DEPTH]):
             mapping = space.find(address)
+            if mapping is None and depth and space.mappings:
+                break
             if mapping is None or not mapping.module.path:
                 frames.append(self._anonymous_frame(pid, address, int(depth > 0)))
             else:
