@@ -35,11 +35,11 @@ class ProgramConfig:
     stacks: str = "sampled"
     unwind: str = "none"
     # Stacks that a site may take on a CPU: one each 2^20 ns (954/s) with bursts of 256; all sites together one each
-    # 2^17 ns (7,629/s, some 3 % of a CPU) with bursts of 2,048. While the latter is used up each costs a site 32.
+    # 2^17 ns (7,629/s, some 3 % of a CPU) with bursts of 1,024. While the latter is used up each costs a site 32.
     site_stack_every_shift: int = 20
     site_stack_burst: int = 256
     cpu_stack_every_shift: int = 17
-    cpu_stack_burst: int = 2048
+    cpu_stack_burst: int = 1024
     scarce_cost: int = 32
     sample_one_in: int = 64  # power of two
     mem_ring_bytes: int = 64 << 20
