@@ -120,7 +120,7 @@ def test_a_large_map_is_exact(proc: Path, path: Path) -> None:
     assert jit.function_at(0x10000 + 32 * 50_000) == ""
 
 
-def test_frames_of_a_jit_are_named_in_stacks_and_the_rest_stays_an_address(proc: Path, path: Path) -> None:
+def test_frames_of_a_jit_are_named_in_stacks_and_other_code_stays_an_address(proc: Path, path: Path) -> None:
     path.write_text("2000 100 Lib::run\n")
     spaces = AddressSpaces(proc)
     spaces.seed(PID)
@@ -133,7 +133,7 @@ def test_frames_of_a_jit_are_named_in_stacks_and_the_rest_stays_an_address(proc:
     assert [(f["module"], f["offset"], f["kind"]) for f in frames] == [
         (f"/tmp/perf-{NAMESPACE_PID}.map", 0x2010, "native"),
         (f"/tmp/perf-{NAMESPACE_PID}.map", 0x2100, "native"),
-        ("", 0x4000, "native"),  # of a mapping without a file, where no function is known; what is no code ends the walk
+        ("", 0x4000, "native"),  # in a mapping, where no function is known; what is in none ends the walk
     ]
     # a mapping without a file counts as code, so a return address into it is a caller; it is no row of `modules`
     assert made.functions(made.user_stack(PID, 2, 0x2050, 5)) == ["", "Lib::run", "Lib::run", "Lib::run"]
