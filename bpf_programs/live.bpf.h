@@ -44,10 +44,10 @@ static inline int take_slot(struct live_slot *slot, u64 word, u64 addr)
  * objects are more than four in 256 bytes: what tells them apart spreads them over other pages of the table. */
 static inline u32 bucket_of(u64 addr)
 {
-	u64 mixed_page = (addr >> 12 << 3 | (addr >> 3 & 7)) * 0x9E3779B97F4A7C15ULL;
-	u32 index = (u32)(mixed_page >> 40) << 4 | (u32)((addr >> 8 ^ mixed_page >> 36) & 15);
+	u64 page = (addr >> 12 << 3 | (addr >> 3 & 7)) * 0x9E3779B97F4A7C15ULL;
 
-	return index & (CONFIG_LIVE_BUCKETS - 1);
+	page ^= page >> 32;
+	return ((page & ~15ULL) | ((addr >> 8 ^ page) & 15)) & (CONFIG_LIVE_BUCKETS - 1);
 }
 
 /* A number that the verifier takes for any: what follows is then verified once, not once for each value that it may have.

@@ -1,6 +1,6 @@
 /*
  * bpf_programs/live.bpf.h compiled for this machine: threads begin and end objects at addresses of their own, which
- * share few buckets, and look each up again. Usage: live_table THREADS ADDRESSES TURNS. Prints how many operations
+ * share few buckets, and look each up again. Usage: live_table THREADS ADDRESSES TURNS [SPILLED], or live_table buckets < ADDRESSES. Prints how many operations
  * found something else than they should have, how many objects were refused, and what is left at the end.
  */
 #include <pthread.h>
@@ -132,6 +132,12 @@ static void *work(void *argument)
 
 int main(int argc, char **argv)
 {
+	u64 addr;
+	if (argc == 2) { /* of each address on stdin its bucket */
+		while (scanf("%lu", &addr) == 1)
+			printf("%u\n", bucket_of(addr));
+		return 0;
+	}
 	if (argc < 4)
 		return 2;
 	threads = atoi(argv[1]);

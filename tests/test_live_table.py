@@ -63,11 +63,26 @@ def test_what_finds_no_room_is_refused_and_counted(table: Path) -> None:
 
 def bucket_of(addresses: np.ndarray, buckets: int) -> np.ndarray:
     """Where the probes look for addresses (live.bpf.h)."""
-    mixed = (addresses >> np.uint64(12) << np.uint64(3) | addresses >> np.uint64(3) & np.uint64(7)) * np.uint64(
-        0x9E3779B97F4A7C15
-    )
-    low = (addresses >> np.uint64(8) ^ mixed >> np.uint64(36)) & np.uint64(15)
-    return (mixed >> np.uint64(40) << np.uint64(4) | low) & np.uint64(buckets - 1)
+    page = addresses >> np.uint64(12) << np.uint64(3) | addresses >> np.uint64(3) & np.uint64(7)
+    page = page * np.uint64(0x9E3779B97F4A7C15)
+    page ^= page >> np.uint64(32)
+    return (page & ~np.uint64(15) | (addresses >> np.uint64(8) ^ page) & np.uint64(15)) & np.uint64(buckets - 1)
+
+
+@pytest.mark.parametrize(("size", "most_spilled"), [(64, 0.22), (192, 0.08), (1024, 0.06), (4096, 0.04)])
+def test_objects_of_every_size_spread_over_a_table_that_is_half_full(
+    table: Path, size: int, most_spilled: float
+) -> None:
+    # given 2,048 objects in slabs of 8 pages anywhere in 8 GiB, for 1,024 buckets of four
+    slabs = np.random.default_rng(1).choice((8 << 30) >> 15, 2048 * size >> 15, replace=False).astype(np.uint64)
+    within = np.arange((1 << 15) // size, dtype=np.uint64) * np.uint64(size)
+    objects = (np.uint64(0xFFFF888000000000) + (slabs[:, None] << np.uint64(15)) + within).ravel()
+    buckets = np.bincount(bucket_of(objects, 1024), minlength=1024)
+    spilled = np.maximum(buckets - records.LIVE_WAYS, 0).sum() / len(objects)
+    assert spilled <= most_spilled
+    # as the probes see it
+    shown = subprocess.run([table, "buckets"], input="\n".join(map(str, objects)), capture_output=True, text=True)
+    assert list(map(int, shown.stdout.split())) == bucket_of(objects, 64).tolist()
 
 
 @pytest.mark.bpf
