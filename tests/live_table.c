@@ -1,7 +1,11 @@
 /*
- * bpf_programs/live.bpf.h compiled for this machine: threads begin and end objects at addresses of their own, which
- * share few buckets, and look each up again. Usage: live_table THREADS ADDRESSES TURNS [SPILLED], or live_table buckets < ADDRESSES. Prints how many operations
- * found something else than they should have, how many objects were refused, and what is left at the end.
+ * bpf_programs/live.bpf.h compiled for this machine.
+ *
+ * live_table THREADS ADDRESSES TURNS [SPILLED]: threads begin and end objects at addresses of their own, which share few
+ * buckets, and look each up before. Prints how many operations found something else than they should have, how many
+ * objects were refused, and what is left at the end. SPILLED is the room for what the buckets have no slot for.
+ *
+ * live_table buckets < ADDRESSES: prints the bucket of each.
  */
 #include <pthread.h>
 #include <stddef.h>
