@@ -24,7 +24,7 @@ PHONE = (390, 844)
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+def chromium_program() -> str:
     """Chromium. Without one a test is skipped, loudly; it fails where CI=true or LEAKSCOPE_CHROMIUM is set."""
     program = os.environ.get(CHROMIUM) or shutil.which("chromium") or ""
     if not program or not Path(program).is_file():
@@ -32,10 +32,16 @@ def browser() -> Iterator[Browser]:
         if os.environ.get("CI") == "true" or os.environ.get(CHROMIUM):
             pytest.fail(reason)
         pytest.skip(reason)
+    return program
+
+
+@pytest.fixture(scope="session")
+def browser(chromium_program: str) -> Iterator[Browser]:
+    """A running Chromium. Playwright keeps an event loop running in the thread of the tests from then on."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        chromium = playwright.chromium.launch(executable_path=chromium_program, args=["--no-sandbox"])
         yield chromium
         chromium.close()
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 import recording
 from browser import browser as browser  # a fixture
+from browser import chromium_program as chromium_program
 from recording import ROOT, build_programs, build_samples
 
 if TYPE_CHECKING:

@@ -56,7 +56,7 @@ def test_joins_yield_their_figures():
     assert {"seconds", "peak_mib"} < set(figures["joins"])
 
 
-@pytest.mark.usefixtures("browser")  # skips loudly without a Chromium, and fails in CI
+@pytest.mark.usefixtures("chromium_program")
 def test_the_page_yields_its_figures():
     # given the page of a small capture, when it is opened once, then it stands and its figures were drawn
     page = run("page")["page"]
