@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
+from quick_benchmarks import run
 
 from benchmarks.render import markdown, replace_section
-from benchmarks.results import ROOT, Bar, Result, Spread, Table
+from benchmarks.results import Bar, Result, Spread, Table
 
 needs_bpf = pytest.mark.skipif(
     (os.geteuid() != 0 or shutil.which("gcc") is None) and not os.environ.get("LEAKSCOPE_REQUIRE_BPF"),
     reason="needs root and gcc (LEAKSCOPE_REQUIRE_BPF=1 runs it anyway)",
 )
-
-
-def run(*names: str) -> dict[str, dict]:
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--json", *names]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    printed = json.loads(done.stdout)
-    assert printed["schema"] == "leakscope-benchmarks/1"
-    return {result["name"]: result for result in printed["benchmarks"]}
 
 
 def test_startup_and_attribute_yield_their_figures():
@@ -45,26 +34,6 @@ def test_startup_and_attribute_yield_their_figures():
     assert size["million_events"] == 0.1
     assert set(size) == {"million_events", "seconds", "peak_mib", "verdict", "culprit"}
     assert results["startup"]["machine"]["kernel"] == os.uname().release
-
-
-def test_joins_yield_their_figures():
-    # given the benchmark of joins, when it runs at the smallest size
-    figures = run("joins")["joins"]["figures"]
-    # then both find the same events nested, and every launch has its profile
-    assert figures["joins"]["matched"]["nesting"] == figures["merge_asof"]["matched"]["nesting"] > 1_000
-    assert figures["joins"]["matched"]["order"] == 500
-    assert {"seconds", "peak_mib"} < set(figures["joins"])
-
-
-@pytest.mark.usefixtures("chromium_program")
-def test_the_page_yields_its_figures():
-    # given the page of a small capture, when it is opened once, then it stands and its figures were drawn
-    page = run("page")["page"]
-    assert page["figures"]["million_events"] == 0.02
-    assert 4_000_000 < page["figures"]["bytes"] < 10_000_000
-    assert page["figures"]["first_screen_s"] > 0 and page["figures"]["slowest_figure_s"] > 0
-    limits = {bar["what"]: (bar["limit"], bar["unit"]) for bar in page["bars"]}
-    assert limits == {"page of 10 M events": (10, "MB"), "first screen": (3, "s")}
 
 
 @needs_bpf
