@@ -298,6 +298,7 @@ int on_mm_page_alloc(struct raw_tracepoint_args *ctx)
 PROGRAM("raw_tp/mm_page_free")
 int on_mm_page_free(struct raw_tracepoint_args *ctx)
 {
-	kernel_free(ctx->args[0]);
+	if (ctx->args[0])
+		kernel_free(ctx->args[0]);
 	return 0;
 }

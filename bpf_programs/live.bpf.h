@@ -104,7 +104,7 @@ static inline void note_spilled(u32 at)
 		__sync_fetch_and_or(bits, 1ULL << (at & 63));
 }
 
-/* Where an address is in the tables. */
+/* Where an address, which is not 0, is in the tables. */
 struct live_place {
 	struct live_bucket *bucket;
 	struct live_object *object;  /* what is live there, 0 if nothing is */

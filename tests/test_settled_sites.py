@@ -110,7 +110,7 @@ def test_probes_take_fewer_stacks_of_a_settled_site_alone(
 ) -> None:
     # given two recorders of the same programs, whose windows are 50 ms and never
     with (
-        waiting("leak_eventfd", "--count", 1, "--churn", 100_000, "--pause-us", 0) as churning,
+        waiting("leak_eventfd", "--count", 1, "--churn", 300_000, "--pause-us", 0) as churning,
         waiting("leak_socketpair", "--count", 2001, "--churn", 9, "--pause-us", 200) as leaking,
     ):
         recorders = []
@@ -128,7 +128,7 @@ def test_probes_take_fewer_stacks_of_a_settled_site_alone(
     assert (quick.code, never.code) == (0, 0), quick.stderr + never.stderr
     (settled, of_churn), (growing, of_leak) = (stacks_taken(quick, pid) for pid in (churning.pid, leaking.pid))
     (unsettled, all_churn), (also_growing, all_leak) = (stacks_taken(never, pid) for pid in (churning.pid, leaking.pid))
-    assert (of_churn, of_leak) == (all_churn, all_leak) == (100_001, 40_020)
+    assert (of_churn, of_leak) == (all_churn, all_leak) == (300_001, 40_020)
     assert settled < unsettled / 2 and growing > also_growing / 2
 
 
