@@ -8,18 +8,8 @@
  * live_table buckets < ADDRESSES: prints the bucket of each.
  */
 #include <pthread.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
-typedef uint8_t u8;
-typedef uint16_t u16;
-typedef uint32_t u32;
-typedef uint64_t u64;
-typedef int32_t s32;
-typedef int64_t s64;
-
-STRUCTURES /* of maps.h */
+#include "structures.h" /* tests/bpf_structures.py */
 
 #define CONFIG_LIVE_BUCKETS 64
 #define SPILL_ENTRIES 1024

@@ -121,11 +121,13 @@ def test_finish_on_a_full_disk_raises_once_and_the_capture_stays_incomplete(disk
 
     with pytest.raises(OutputIncompleteError, match="No space left on device"):
         writer.finish()
-    writer.finish()  # a second try after a failure that was raised says nothing new
+    writer.finish()  # a second try after a failure that was raised says nothing new: it has room to write it down
 
     capture = Capture.open(path)
     assert capture.table("mem_events", ["ts_ns"])["ts_ns"].to_pylist() == [0, 1, 2]
-    assert capture.problems == ["the capture is incomplete: its writer was stopped before it could finish"]
+    assert capture.problems == [
+        "the capture is incomplete: manifest.json could not be written: No space left on device"
+    ]
 
 
 def test_creating_on_a_full_disk_leaves_nothing(disk: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import time
 from collections import Counter
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bpf_structures import WITHOUT_BPF, definitions
 from recording import Recorder, waiting
 
 import bpf_programs
@@ -26,17 +26,11 @@ PAIRS = 61
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """tests/live_table.c, built with the structures of maps.h."""
     place = tmp_path_factory.mktemp("live")
-    headers = re.sub(r"/\*.*?\*/", "", (bpf_programs.DIRECTORY / "maps.h").read_text(), flags=re.DOTALL)
-    kept = []
-    for name in ("enum live_sizes", "struct live_object", "struct live_slot", "struct live_bucket", "enum counter"):
-        [found] = re.findall(rf"^{name} \{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}};", headers, re.MULTILINE)
-        kept.append(found)
+    (place / "structures.h").write_text(WITHOUT_BPF + definitions())
     (place / "common.h").write_text("")
     (place / "live.bpf.h").write_text((bpf_programs.DIRECTORY / "live.bpf.h").read_text())
-    source = (Path(__file__).parent / "live_table.c").read_text()
-    (place / "live_table.c").write_text(source.replace("STRUCTURES /* of maps.h */", "\n".join(kept)))
-    command = ["gcc", "-O2", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-pthread", "-o", "table", "live_table.c"]
-    subprocess.run(command, cwd=place, check=True)
+    command = ["gcc", "-O2", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-pthread", "-o", "table"]
+    subprocess.run([*command, "-I", ".", Path(__file__).parent / "live_table.c"], cwd=place, check=True)
     return place / "table"
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
+import os
 import shutil
+import tempfile
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,6 +27,9 @@ TIME_COLUMNS = ("ts_ns", "enter_ns", "start_ns")
 
 WIDE_TYPES = (pa.int64(), pa.uint64())
 """Times, addresses and ids: many distinct values, close to each other."""
+
+RESERVE_BYTES = 64 << 10
+"""Room that is kept until something cannot be written: for the manifest that says so, and what is small."""
 
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG})
 """What a disk says that is full or failing, as against a path that cannot be used."""
@@ -44,6 +51,7 @@ class CaptureWriter:
         self.last_number = dict.fromkeys(TABLES, 0)
         self._unsynced: set[Path] = set()
         self._failure = ""
+        self._reserve = _reserved(path)  # closed at the first failure
 
     @classmethod
     def create(cls, path: Path, manifest: Manifest, *, force: bool = False) -> CaptureWriter:
@@ -114,6 +122,7 @@ class CaptureWriter:
         except OutputIncompleteError:
             if not failed_before:
                 raise
+        self._reserve.close()
 
     def _write_part(self, table: str, rows: pa.Table) -> None:
         content = _parquet_bytes(rows)
@@ -136,9 +145,19 @@ class CaptureWriter:
             f"{self.path / what}: could not be written: {error.strerror}; "
             "the capture reads up to here and says that it is incomplete"
         )
+        self._reserve.close()
         with self._lock:
             self._failure = self._failure or f"{what} could not be written: {error.strerror}"
         return OutputIncompleteError(message)
+
+
+def _reserved(path: Path) -> ExitStack:
+    """Room on the disk, in a file without a name: given back when it is closed, or with the process."""
+    reserve = ExitStack()
+    with contextlib.suppress(OSError):
+        file = reserve.enter_context(tempfile.TemporaryFile(dir=path))  # noqa: SIM115 - the stack closes it
+        os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
+    return reserve
 
 
 def _conform(table: str, data: pa.Table | pa.RecordBatch) -> pa.Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -341,6 +342,9 @@ class Session:
         source.facts.update(self._facts())
         losses = self._losses(lines)
         pids = self.totals.pids - {os.getpid()}
+        if self.sink.error is not None:  # on a full disk the reason has the first claim on what room is left
+            with contextlib.suppress(OutputIncompleteError):
+                self._writer.finish(complete=False, reason=str(self.sink.error))
         # After an error too: what is small may still find room, and says what is missing.
         for name, rows in (
             ("losses", losses_table(SOURCE_ID, ended_ns, losses)),

@@ -152,6 +152,9 @@ def attach_all(programs: LoadedPrograms, attachments: Attachments) -> None:
     types = KernelTypes()
     variants = {name: program for name, program in OLD_NODE_VARIANTS.items() if types.raw_tracepoint_arguments(name)}
     attach_raw(programs, attachments, PROCESS_LIVES)
-    attach_raw(programs, attachments, RESIDENT_SETS)
+    if types.member_offset("mm_struct", "rss_stat") is not None:
+        attach_raw(programs, attachments, RESIDENT_SETS)
+    else:  # the programs would read something else
+        attachments.failed += [(f"raw_tracepoint:{name}", "mm_struct has no rss_stat here") for name in RESIDENT_SETS]
     attach_classic(programs, attachments, MAP_CALLS)
     attach_raw(programs, attachments, KERNEL_OBJECTS | variants)
