@@ -187,10 +187,10 @@ def test_messages_agree_with_the_kernel_memory_of_their_cgroup(held: Held, memor
 def test_what_the_message_queues_hold_is_exact(held: Held) -> None:
     # given QUEUES queues with four messages of 2,000 bytes
     live = held.recording.rows(
-        """SELECT requested_bytes, sum(sign) FROM events
-           WHERE pid = ? AND list_contains(kernel_functions, 'load_msg')
-                 AND list_contains(functions, 'post_and_abandon')
-           GROUP BY 1""",
+        f"""SELECT requested_bytes, sum(sign) FROM events
+            WHERE pid = ? AND {ON_OBJECTS} AND list_contains(kernel_functions, 'load_msg')
+                  AND list_contains(functions, 'post_and_abandon')
+            GROUP BY 1""",
         held.leakers["queues"].pid,
     )
     # then that many messages with their 48-byte header (struct msg_msg) are live
