@@ -30,8 +30,7 @@ _MAP_CALLS = [
     (re.compile(r"bpf_map_update_elem\(&(\w+), ([^,()]+), ([^,()]+), BPF_NOEXIST\)"), r"\1.insert(\2, \3)"),
     (re.compile(r"bpf_map_delete_elem\(&(\w+), ([^,()]+)\)"), r"\1.delete(\2)"),
     (re.compile(r"bpf_ringbuf_reserve\(&(\w+), (sizeof\([^()]+\)), 0\)"), r"\1.ringbuf_reserve(\2)"),
-    (re.compile(r"bpf_ringbuf_output\(&(\w+), (\w+), (sizeof\([^()]+\)), (\w+)\)"), r"\1.ringbuf_output(\2, \3, \4)"),
-    (re.compile(r"bpf_get_stackid\((\w+), &(\w+), (\w+)\)"), r"\2.get_stackid(\1, \3)"),
+    (re.compile(r"bpf_ringbuf_output\(&(\w+), (\w+), (\w+|sizeof\([^()]+\)), "), r"\1.ringbuf_output(\2, \3, "),
 ]
 
 
@@ -77,8 +76,8 @@ def source_for_bcc() -> str:
     for pattern, method in _MAP_CALLS:
         text = pattern.sub(method, text)
     left = re.search(
-        r"bpf_\w+\([^;]*&(?:(?:mem|call|mark|dump)_ring|python_\w+|thread_marks|unwound_paths|open_returns|live|sites"
-        r"|stacks)\b",
+        r"bpf_\w+\([^;]*&(?:(?:mem|call|mark|dump|stack)_ring|python_\w+|thread_marks|unwound_paths|open_returns|live|sites"
+        r"|known_stacks)\b",
         text,
     )
     if left:

@@ -33,11 +33,10 @@ static inline int has_ended(u32 tgid)
 	return end && end->ended;
 }
 
-static inline void note_outermost_call(u32 tid, u32 function, s32 user_stack, u64 caller)
+static inline void note_outermost_call(u32 tid, u32 function, s32 user_stack)
 {
 	struct outermost_call open = {};
 
-	open.caller = caller;
 	open.user_stack = user_stack;
 	open.function = function + 1;
 	bpf_map_update_elem(&outermost_calls, &tid, &open, BPF_ANY);
@@ -82,10 +81,8 @@ static inline u32 identity_of(struct live_object *object)
 		if (open) {
 			key.call_function = open->function;
 			key.call_stack = open->user_stack;
-			key.call_caller = open->caller;
 		}
 	}
-	key.caller = object->caller;
 	key.pid = object->pid;
 	key.site = object->site;
 	key.kernel_stack = object->kernel_stack;
@@ -97,14 +94,12 @@ static inline u32 identity_of(struct live_object *object)
 		return number;
 	/* Without its stacks it is one of those that its call site counts together. */
 	count(COUNT_IDENTITY_FULL);
-	key.caller = 0;
 	key.kernel_stack = -1;
 	key.user_stack = -1;
 	key.python_stack = 0;
 	key.weight = 0;
 	key.call_function = 0;
 	key.call_stack = 0;
-	key.call_caller = 0;
 	number = identity_number(&key);
 	if (!number)
 		count(COUNT_SITE_FULL);

@@ -90,36 +90,11 @@ static inline u64 user_u64(u64 addr)
 	return value;
 }
 
-#define STACK_EXISTS -17 /* EEXIST: another stack holds the bucket */
-#define STACK_OVERFLOW_BIT (1 << 30)
-
-static inline s32 kernel_stack_id(void *ctx)
+static inline u64 mixed(u64 place, u64 value)
 {
-	s32 id = bpf_get_stackid(ctx, &stacks, 0);
+	u64 mix = (place ^ value * 0x9E3779B97F4A7C15ULL) * 0xC2B2AE3D27D4EB4FULL;
 
-	if (id == STACK_EXISTS) {
-		id = bpf_get_stackid(ctx, &stacks_overflow, 0);
-		if (id >= 0)
-			return id | STACK_OVERFLOW_BIT;
-		count(COUNT_STACK_COLLISION);
-		return id;
-	}
-	if (id < 0)
-		count(COUNT_STACK_FAULT);
-	return id;
-}
-
-static inline s32 user_stack_id(void *ctx)
-{
-	s32 id = bpf_get_stackid(ctx, &stacks, BPF_F_USER_STACK);
-
-	if (id == STACK_EXISTS) {
-		id = bpf_get_stackid(ctx, &stacks_overflow, BPF_F_USER_STACK);
-		if (id >= 0)
-			return id | STACK_OVERFLOW_BIT;
-		count(COUNT_STACK_COLLISION);
-	}
-	return id; /* other errors: a kernel thread has no user stack */
+	return mix ^ mix >> 29;
 }
 
 static inline void refill(struct bucket *bucket, u64 now, u64 every_shift, u64 most)

@@ -17,6 +17,7 @@
 #define CONFIG_SPILL_ENTRIES 1024
 #define CONFIG_SPILLED_FROM_ENTRIES 1024
 #define CONFIG_RANGE_ENTRIES 1024
+#define CONFIG_STACK_RING_BYTES 4096
 #define CONFIG_STACK_ENTRIES 1024
 #define CONFIG_SITE_ENTRIES 1024
 #define CONFIG_SITE_STATE_ENTRIES 1024
@@ -55,6 +56,9 @@ struct config {
 	u64 nr_brk;
 	u64 nr_madvise;
 	u64 task_mm;
+	u64 task_group_leader;
+	u64 task_start_time;
+	u64 task_self_exec_id;
 	u64 mm_rss;          /* in mm_struct: the counters of its resident set */
 	u64 counter_bytes;   /* one of them */
 	u64 counter_count;   /* in one: its pages */
@@ -98,6 +102,9 @@ const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
 #define CONFIG_NR_MREMAP config.nr_mremap
 #define CONFIG_NR_BRK config.nr_brk
 #define CONFIG_TASK_MM config.task_mm
+#define CONFIG_TASK_GROUP_LEADER config.task_group_leader
+#define CONFIG_TASK_START_TIME config.task_start_time
+#define CONFIG_TASK_SELF_EXEC_ID config.task_self_exec_id
 #define CONFIG_MM_RSS config.mm_rss
 #define CONFIG_COUNTER_BYTES config.counter_bytes
 #define CONFIG_COUNTER_COUNT config.counter_count

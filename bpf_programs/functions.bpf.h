@@ -82,9 +82,9 @@ int on_function_entry(struct pt_regs *ctx)
 	family = spec->space == SPACE_HEAP ? OWNER_HEAP : OWNER_DEVICE;
 	call.nested = (call.enclosing_owner & family) != 0;
 	if (takes_dump(spec, &call))
-		call.user_stack = unwound_stack(ctx, (char *)ctx, SHARE_FUNCTIONS);
+		call.user_stack = unwound_stack(ctx, (char *)ctx, SHARE_FUNCTIONS, call.caller);
 	else
-		call.user_stack = spec->log_call || !call.nested ? user_stack_id(ctx) : -1;
+		call.user_stack = spec->log_call || !call.nested ? user_stack_number(ctx, call.caller) : -1;
 	if (CONFIG_UNWIND == UNWIND_ALL)
 		open_return(call.sp, call.caller);
 	if (!call.nested && (spec->role == ROLE_ALLOC || spec->role == ROLE_REALLOC))
@@ -112,7 +112,7 @@ int on_function_entry(struct pt_regs *ctx)
 			bpf_map_delete_elem(&live_ranges, &range);
 	}
 	if (CONFIG_MODE == MODE_CENSUS && !call.parent_id && spec->space != SPACE_HEAP)
-		note_outermost_call(tid, function, call.user_stack, call.caller);
+		note_outermost_call(tid, function, call.user_stack);
 	open.id = call.id;
 	open.sp = call.sp;
 	open.owner = call.enclosing_owner;
@@ -141,7 +141,6 @@ static inline void send_call(struct call_in_flight *call, struct call_record *va
 	record->requested_bytes = values->requested_bytes;
 	record->alloc_ts_ns = call->expected_alloc_ts_ns;
 	record->context = values->context;
-	record->caller = call->caller;
 	record->arg0 = values->arg0;
 	record->arg1 = values->arg1;
 	record->pid = values->pid;
@@ -256,7 +255,7 @@ int on_function_return(struct pt_regs *ctx)
 		known = bpf_map_lookup_elem(&live_ranges, &aside);
 		if (known && known->ts_ns == call.expected_alloc_ts_ns) {
 			if (ok)
-				send_range_end(&ended, known, values.exit_ns, call.id, CALL_FREE, CAUSE_CALL);
+				send_range_end(&ended, known, values.exit_ns, call.id, CAUSE_CALL);
 			else
 				bpf_map_update_elem(&live_ranges, &ended, known, BPF_NOEXIST);
 			bpf_map_delete_elem(&live_ranges, &aside);
@@ -275,7 +274,6 @@ int on_function_return(struct pt_regs *ctx)
 		fresh.ts_ns = values.exit_ns;
 		fresh.size_bytes = values.size_bytes;
 		fresh.requested_bytes = values.requested_bytes;
-		fresh.caller = call.caller;
 		fresh.context = values.context;
 		fresh.call_id = call.id;
 		fresh.user_stack = call.user_stack;

@@ -22,7 +22,6 @@ static inline void send_mem(u64 addr, struct live_object *object, u64 now, u8 op
 	record->ts_ns = now;
 	record->addr = addr;
 	record->alloc_ts_ns = op == OP_FREE ? object->ts_ns : 0;
-	record->caller = object->caller;
 	record->pid = object->pid;
 	record->tid = (u32)bpf_get_current_pid_tgid();
 	record->user_stack = object->user_stack;
@@ -132,7 +131,6 @@ static inline u32 stack_weight(struct site_info *site, u64 now)
 static inline void describe(void *ctx, struct live_object *object, struct site_info *site, u32 requested, u64 now)
 {
 	object->ts_ns = now;
-	object->caller = 0;
 	object->python_stack = 0;
 	object->mark = CONFIG_MODE == MODE_STREAM ? current_mark() : 0; /* a census has the identity there */
 	object->site = site->id;
@@ -141,10 +139,8 @@ static inline void describe(void *ctx, struct live_object *object, struct site_i
 	object->kernel_stack = -1;
 	object->weight = stack_weight(site, now);
 	if (object->weight) {
-		object->kernel_stack = kernel_stack_id(ctx);
-		object->user_stack = CONFIG_UNWIND == UNWIND_ALL ? unwound_stack_of_task(ctx) : user_stack_id(ctx);
-		if (object->user_stack >= 0)
-			object->caller = word_at_syscall_sp();
+		object->kernel_stack = kernel_stack_number(ctx);
+		object->user_stack = user_stack_of_task(ctx);
 		object->python_stack = python_stack();
 	}
 }

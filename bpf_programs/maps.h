@@ -4,7 +4,6 @@
 
 struct live_object { /* a kernel object or page believed live */
 	u64 ts_ns;           /* 0: it is not */
-	u64 caller;
 	u32 pid;
 	s32 user_stack;
 	s32 kernel_stack;
@@ -23,7 +22,7 @@ enum live_sizes { LIVE_WAYS = 4 }; /* slots of a bucket */
 struct live_slot { /* 64 bytes, a cache line */
 	u64 word;            /* address | state (live.bpf.h), 0 = never used */
 	struct live_object object;
-	u64 unused;
+	u64 unused[2];
 };
 
 struct live_bucket {
@@ -41,15 +40,13 @@ struct site_state { /* a CPU's own part of a site */
 
 /* Census: whose objects are counted together. */
 struct identity_key {
-	u64 caller;
-	u64 call_caller;     /* of the outermost probed call around the allocation */
 	u32 pid;
 	u32 site;
 	s32 kernel_stack;
 	s32 user_stack;
 	u32 python_stack;
 	u32 weight;
-	s32 call_stack;
+	s32 call_stack;      /* of the outermost probed call around the allocation */
 	u32 call_function;   /* index of that call's function + 1, 0 = none */
 };
 
@@ -63,7 +60,6 @@ struct identity_count { /* this CPU's part */
 };
 
 struct outermost_call { /* the probed call that a thread is in */
-	u64 caller;
 	s32 user_stack;
 	u32 function;        /* index + 1 */
 };
@@ -125,8 +121,7 @@ struct live_range { /* a mapping, a device or heap object, a VMM handle */
 	u64 ts_ns;
 	u64 size_bytes;
 	u64 requested_bytes;
-	u64 caller;
-	u64 context;         /* mappings: flags | prot << 32 */
+	u64 context;
 	u64 call_id;
 	s32 user_stack;
 	u32 function;
@@ -142,8 +137,7 @@ enum space {
 	SPACE_MAPPED = 2,
 	SPACE_HEAP = 3,
 	SPACE_ARRAY = 4,
-	SPACE_MAP_CALLS = 5,
-	SPACE_ENDING = 6, /* what a free in flight is about to end, by thread */
+	SPACE_ENDING = 5, /* what a free in flight is about to end, by thread */
 };
 
 /* What a probed function does; filled by user space, one row a function (the attach cookie is its index). */
@@ -166,7 +160,7 @@ enum counter {
 	COUNT_CALL_DROPPED = 1,
 	COUNT_LIVE_FULL = 2,        /* allocations whose free will not be seen: the live map is full */
 	COUNT_LIVE_BUSY = 3,        /* the same: the map's lock was held on this CPU */
-	COUNT_STACK_COLLISION = 4,  /* stacks lost to a hash collision in both stack maps */
+	COUNT_STACK_DROPPED = 4,    /* stacks lost to a full ring */
 	COUNT_STACK_FAULT = 5,      /* stacks that could not be walked */
 	COUNT_FREE_UNMATCHED = 6,   /* frees of objects that were never seen */
 	COUNT_PAGE_USER = 7,        /* pages of user memory: counted here, not streamed */
@@ -175,7 +169,7 @@ enum counter {
 	COUNT_PYTHON_DROPPED = 10,  /* Python stacks lost to a full ring */
 	COUNT_PYTHON_BUSY = 11,     /* not walked: another walk was under way on the CPU */
 	COUNT_CALL_SEQUENCE = 12,
-	COUNT_PYTHON_SEQUENCE = 13,
+	COUNT_STACK_BUSY = 13,      /* not walked: too many other walks were under way on the CPU */
 	COUNT_MARK_DROPPED = 14,    /* NVTX ranges or their ends lost to a full ring */
 	COUNT_MARK_TOO_DEEP = 15,   /* NVTX ranges inside too many others */
 	COUNT_MARK_THREADS_FULL = 16,
@@ -193,7 +187,8 @@ enum counter {
 	COUNTERS = 28,
 };
 
-enum sequence { SEQUENCE_SITES = 0, SEQUENCES = 1 }; /* numbers without gaps, shared by all CPUs */
+/* Numbers without gaps, shared by all CPUs. */
+enum sequence { SEQUENCE_SITES = 0, SEQUENCE_STACKS = 1, SEQUENCE_PYTHON = 2, SEQUENCES = 3 };
 
 /* Which words of a kernel's parameters to read: put here by user space once it knows them. */
 struct launch_word {
@@ -211,16 +206,6 @@ struct launch_layout {
 struct launch_key {
 	u64 function;
 	u32 pid;
-	u32 pad;
-};
-
-struct map_call_in_flight {
-	u64 enter_ns;
-	u64 args[5];
-	u64 caller;
-	s32 user_stack;
-	u32 call;
-	u32 python_stack;
 	u32 pad;
 };
 
@@ -258,6 +243,13 @@ struct python_scratch {
 	u64 busy;
 	u64 frame[16];
 	struct python_record record;
+};
+
+enum stack_sizes { STACK_SCRATCHES = 4, STACK_HASH_WORDS = 8 };
+
+struct stack_scratch {
+	u64 busy;
+	struct stack_record record;
 };
 
 struct mark_arguments { /* of a function of the NVTX library */
@@ -299,7 +291,6 @@ struct rss_peaks {
 #define ARRAY(name, value, entries) BPF_TABLE("array", u32, value, name, entries)
 #define PAGE_ALIGNED_ARRAY(name, value, entries) BPF_F_TABLE("array", u32, value, name, entries, BPF_F_MMAPABLE)
 #define PERCPU_ARRAY(name, value, entries) BPF_TABLE("percpu_array", u32, value, name, entries)
-#define STACK_MAP(name, entries) BPF_STACK_TRACE(name, entries)
 #define RING(name, bytes) BPF_RINGBUF_OUTPUT(name, (bytes) / PAGE_SIZE)
 #else
 #define DEFINE_MAP(map_type, name, key_type, value_type, entries) \
@@ -322,13 +313,6 @@ struct rss_peaks {
 		__uint(max_entries, entries); \
 	} name SEC(".maps")
 #define PERCPU_ARRAY(name, value, entries) DEFINE_MAP(BPF_MAP_TYPE_PERCPU_ARRAY, name, u32, value, entries)
-#define STACK_MAP(name, entries) \
-	struct { \
-		__uint(type, BPF_MAP_TYPE_STACK_TRACE); \
-		__uint(key_size, sizeof(u32)); \
-		__uint(value_size, 127 * sizeof(u64)); \
-		__uint(max_entries, entries); \
-	} name SEC(".maps")
 #define RING(name, bytes) \
 	struct { \
 		__uint(type, BPF_MAP_TYPE_RINGBUF); \
@@ -342,8 +326,10 @@ PERCPU_ARRAY(counters, u64, COUNTERS);
 PERCPU_ARRAY(stack_budget, struct bucket, 1);
 ARRAY(sequences, u64, SEQUENCES);
 
-STACK_MAP(stacks, CONFIG_STACK_ENTRIES);
-STACK_MAP(stacks_overflow, CONFIG_STACK_ENTRIES * 4);
+/* Stacks: the numbers of those that were sent, by hash */
+RING(stack_ring, CONFIG_STACK_RING_BYTES);
+LRU_HASH(known_stacks, u64, u32, CONFIG_STACK_ENTRIES);
+PERCPU_ARRAY(stack_scratch, struct stack_scratch, STACK_SCRATCHES);
 
 /* Scope */
 HASH(targets, u32, u32, CONFIG_TARGET_ENTRIES);
@@ -371,7 +357,7 @@ ARRAY(functions, struct function_spec, 256);
 HASH(calls_in_flight, struct call_key, struct call_in_flight, 16384);
 HASH(thread_calls, u32, struct thread_call, 32768);
 HASH(contexts, u32, struct thread_contexts, 32768);
-HASH(map_calls_in_flight, u32, struct map_call_in_flight, 16384);
+HASH(map_calls_in_flight, u32, u64, 16384); /* when the unmapping that a thread is in was entered */
 HASH(live_ranges, struct range_key, struct live_range, CONFIG_RANGE_ENTRIES);
 HASH(breaks, u32, u64, 16384);
 HASH(rss, u32, struct rss_peaks, 65536); /* by PID */

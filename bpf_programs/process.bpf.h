@@ -20,7 +20,6 @@ static inline void send_process(u8 type)
 	record->requested_bytes = 0;
 	record->alloc_ts_ns = 0;
 	record->context = 0;
-	record->caller = 0;
 	record->arg0 = 0;
 	record->arg1 = 0;
 	record->pid = id >> 32;

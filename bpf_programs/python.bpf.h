@@ -5,8 +5,7 @@
  * first; names and lines are read by user space from the process's memory. Each distinct stack is sent once, through
  * `python_ring`, before the first event that names its id. */
 #pragma once
-#include "common.h"
-#include "loop.bpf.h"
+#include "stacks.bpf.h"
 
 #define PYTHON_THREADS 64
 #define PYTHON_MISSES 32   /* a thread without a state is looked for at its first events, then at each sixteenth */
@@ -143,13 +142,13 @@ static inline u32 walk_python(struct python_process *process, struct python_scra
 	walk.process = process;
 	walk.scratch = scratch;
 	walk.frame = frame;
-	walk.hash = process->runtime ^ record->pid;
+	walk.hash = mixed(image_of_task(), generation_of(SEQUENCE_PYTHON));
 	LOOP(PYTHON_FRAMES, next_python_frame, &walk);
 	hash = walk.hash;
 	known = bpf_map_lookup_elem(&python_stacks, &hash);
 	if (known)
 		return *known;
-	id = next_number(COUNT_PYTHON_SEQUENCE);
+	id = next_dense_number(SEQUENCE_PYTHON);
 	if (!id)
 		return 0;
 	record->id = id;

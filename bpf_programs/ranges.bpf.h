@@ -41,8 +41,8 @@ static inline u64 current_context(u32 tid)
 	return contexts_of ? contexts_of->current_context : 0;
 }
 
-/* The end of a device or heap object (CALL_FREE) or of a mapping (CALL_MAP_FREE, whose context is flags | prot << 32). */
-static inline void send_range_end(struct range_key *key, struct live_range *range, u64 now, u64 call_id, u8 type, u8 cause)
+/* The end of a device or heap object. */
+static inline void send_range_end(struct range_key *key, struct live_range *range, u64 now, u64 call_id, u8 cause)
 {
 	struct call_record *record = reserve_call();
 
@@ -57,9 +57,8 @@ static inline void send_range_end(struct range_key *key, struct live_range *rang
 	record->requested_bytes = range->requested_bytes;
 	record->alloc_ts_ns = range->ts_ns;
 	record->context = range->context;
-	record->caller = range->caller;
-	record->arg0 = type == CALL_MAP_FREE ? (u32)range->context : range->call_id;
-	record->arg1 = type == CALL_MAP_FREE ? range->context >> 32 : key->space;
+	record->arg0 = range->call_id;
+	record->arg1 = key->space;
 	record->pid = key->pid;
 	record->tid = (u32)bpf_get_current_pid_tgid();
 	record->user_stack = range->user_stack;
@@ -69,7 +68,7 @@ static inline void send_range_end(struct range_key *key, struct live_range *rang
 	record->result = 0;
 	record->function = range->function;
 	record->cpu = bpf_get_smp_processor_id();
-	record->type = type;
+	record->type = CALL_FREE;
 	record->flags = 0;
 	record->cause = cause;
 	submit_call(record);
@@ -77,7 +76,7 @@ static inline void send_range_end(struct range_key *key, struct live_range *rang
 
 static inline void end_range(struct range_key *key, struct live_range *range, u64 now, u64 call_id, u8 cause)
 {
-	send_range_end(key, range, now, call_id, CALL_FREE, cause);
+	send_range_end(key, range, now, call_id, cause);
 	bpf_map_delete_elem(&live_ranges, key);
 }
 
@@ -86,7 +85,7 @@ static inline void begin_range(struct range_key *key, struct live_range *range)
 	struct live_range *old = bpf_map_lookup_elem(&live_ranges, key);
 
 	if (old)
-		send_range_end(key, old, range->ts_ns, 0, CALL_FREE, CAUSE_REUSE);
+		send_range_end(key, old, range->ts_ns, 0, CAUSE_REUSE);
 	if (bpf_map_update_elem(&live_ranges, key, range, BPF_ANY))
 		count(COUNT_LIVE_FULL);
 }

@@ -7,14 +7,13 @@
 enum mem_op { OP_ALLOC = 0, OP_FREE = 1 };
 enum mem_cause { CAUSE_CALL = 0, CAUSE_REUSE = 1 };
 
-struct mem_record { /* 72 bytes */
+struct mem_record { /* 64 bytes */
 	u64 ts_ns;
 	u64 addr;
 	u64 alloc_ts_ns;     /* of the allocation that a free ends; 0 in an alloc */
-	u64 caller;          /* the word at the user stack pointer: caller of a frameless libc stub, if it is code */
 	u32 pid;             /* owner: the allocating process, in frees as well */
 	u32 tid;             /* the thread that made this call */
-	s32 user_stack;      /* stack map id, negative = none */
+	s32 user_stack;      /* number of a stack_record, or of a dump | STACK_DUMP_BIT; negative = none */
 	s32 kernel_stack;
 	u32 site;            /* row of `sites`: call site, kind, size, slab cache */
 	u32 requested_bytes;
@@ -47,13 +46,12 @@ enum call_type {
 	CALL_FUNCTION = 0,   /* a CUDA or malloc function returned */
 	CALL_FREE = 1,       /* a live object of such a function ended: identity of its allocation */
 	CALL_MAP = 2,        /* an mmap, munmap, mremap, brk or madvise returned */
-	CALL_MAP_FREE = 3,   /* a live mapping ended as a whole: identity of its allocation */
-	CALL_EXIT = 4,       /* the last thread of a process began to exit */
-	CALL_EXEC = 5,       /* the process image was replaced */
-	CALL_LAUNCH = 6,     /* a kernel launch returned */
+	CALL_EXIT = 3,       /* the last thread of a process began to exit */
+	CALL_EXEC = 4,       /* the process image was replaced */
+	CALL_LAUNCH = 5,     /* a kernel launch returned */
 };
 
-struct call_record { /* 136 bytes */
+struct call_record { /* 128 bytes */
 	u64 enter_ns;
 	u64 exit_ns;
 	u64 id;
@@ -63,7 +61,6 @@ struct call_record { /* 136 bytes */
 	u64 requested_bytes;
 	u64 alloc_ts_ns;
 	u64 context;
-	u64 caller;
 	u64 arg0;            /* maps: flags; functions: first argument; frees: id of the allocating call */
 	u64 arg1;            /* maps: prot, or the second size or address */
 	u32 pid;
@@ -73,8 +70,7 @@ struct call_record { /* 136 bytes */
 	u32 function;        /* index of the function or map call; in frees that of the allocation */
 	u16 cpu;
 	u8 type;
-	u8 flags;            /* CALL_NESTED: inside another allocating call; CALL_PARTIAL: range does not match one mapping;
-	                      * CALL_IN_HEAP: made by malloc for itself */
+	u8 flags;            /* CALL_NESTED: inside another allocating call; CALL_IN_HEAP: made by malloc for itself */
 	u8 cause;
 	u8 pad[3];
 	u32 python_stack;    /* id of a python_record, 0 = none */
@@ -149,9 +145,24 @@ struct kernel_record { /* 1024 bytes */
 	char name[KERNEL_NAME_BYTES];
 };
 
+/* A stack as far as frame pointers lead, sent before the first event that names its number. The only record that is not
+ * sent whole: `depth` tells how many addresses it has. */
+enum stack_kind { STACK_KERNEL = 0, STACK_USER = 1, STACK_BESIDE_DUMP = 2 /* of user code, and a dump may name it */ };
+enum stack_words { STACK_WORDS = 128, STACK_GENERATION_SHIFT = 16 };
+
+struct stack_record { /* 32 bytes and the addresses */
+	u64 ts_ns;
+	u64 caller;          /* the word at the user stack pointer: a caller that the walk missed, if it is code */
+	u32 number;
+	u32 pid;
+	u32 kind;
+	u32 depth;
+	u64 addresses[STACK_WORDS]; /* innermost first */
+};
+
 /* A stack dump, sent before the first event that names its id. */
 enum dump_sizes {
-	STACK_DUMP_BIT = 1 << 29, /* in `user_stack`: the id of a dump, not of the stack map */
+	STACK_DUMP_BIT = 1 << 30, /* in `user_stack`: the id of a dump, not the number of a stack */
 	DUMP_BYTES = 16384,
 	DUMP_REGISTERS = 34,      /* words of struct pt_regs that user mode has, on the architecture with most */
 	OPEN_RETURNS = 4,
@@ -177,6 +188,6 @@ struct dump_record { /* 16,744 bytes */
 	u64 stack[DUMP_BYTES / 8]; /* from the stack pointer upwards */
 };
 
-enum call_flag { CALL_NESTED = 1, CALL_PARTIAL = 2, CALL_IN_HEAP = 4 };
+enum call_flag { CALL_NESTED = 1, CALL_IN_HEAP = 2 };
 #define MAP_IN_HEAP 0x80000000U /* put beside mmap's own flags: malloc took this mapping for itself */
 enum map_call { MAP_MMAP = 0, MAP_MUNMAP = 1, MAP_MREMAP = 2, MAP_BRK = 3, MAP_MADVISE = 4 };

@@ -3,11 +3,10 @@
  *
  * What a dump is unwound to depends on a few of its words alone: return addresses, and saved registers that point into
  * the stack. User space puts these into `unwound_paths`, and where they stand at their places again the same path is
- * known by its dump's id: no second dump, and not even a walk by frame pointers. The id takes the place of a stack
- * map id in `user_stack`, marked by STACK_DUMP_BIT. */
+ * known by its dump's id: no second dump, and not even a walk by frame pointers. The id takes the place of a
+ * stack number in `user_stack`, marked by STACK_DUMP_BIT. */
 #pragma once
-#include "common.h"
-#include "loop.bpf.h"
+#include "stacks.bpf.h"
 
 enum unwind_policy { UNWIND_NONE = 0, UNWIND_GPU = 1, UNWIND_ALL = 2 };
 
@@ -32,13 +31,6 @@ static inline int dump_allowed(u32 share)
 	}
 	budget->tokens -= 1;
 	return 1;
-}
-
-static inline u64 mixed(u64 place, u64 value)
-{
-	u64 mix = (place ^ value * 0x9E3779B97F4A7C15ULL) * 0xC2B2AE3D27D4EB4FULL;
-
-	return mix ^ mix >> 29;
 }
 
 /* The word of the user stack at `place`; of a return address that a probe replaced, what it was. */
@@ -183,8 +175,8 @@ static inline u32 dump_stack(char *registers, struct path_key *key, s32 user_sta
 	return id;
 }
 
-/* Id of the user stack below `registers` (struct pt_regs of user mode): of a dump, or by frame pointers. */
-static inline s32 unwound_stack(void *ctx, char *registers, u32 share)
+/* Number of the user stack below `registers` (struct pt_regs of user mode): of a dump, or by frame pointers. */
+static inline s32 unwound_stack(void *ctx, char *registers, u32 share, u64 caller)
 {
 	struct path_key key = {};
 	struct unwound_path *known;
@@ -194,14 +186,14 @@ static inline s32 unwound_stack(void *ctx, char *registers, u32 share)
 
 	bpf_probe_read_kernel(&mode, sizeof(mode), registers + REG_MODE_OFFSET);
 	if (!IS_USER_MODE(mode)) /* a kernel thread */
-		return user_stack_id(ctx);
+		return user_stack_number(ctx, caller);
 	bpf_probe_read_kernel(&key.sp, sizeof(key.sp), registers + REG_SP_OFFSET);
 	bpf_probe_read_kernel(&key.ip, sizeof(key.ip), registers + REG_IP_OFFSET);
 	key.pid = current_tgid();
 	known = find_path(&key);
 	if (known && same_path(known, registers, key.sp))
 		return known->id | STACK_DUMP_BIT;
-	user_stack = user_stack_id(ctx);
+	user_stack = stack_number(ctx, BPF_F_USER_STACK, caller, STACK_BESIDE_DUMP);
 	if (!key.sp || !dump_allowed(share))
 		return user_stack;
 	id = dump_stack(registers, &key, user_stack);
@@ -213,7 +205,13 @@ static inline s32 unwound_stack_of_task(void *ctx)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 
-	return unwound_stack(ctx, (char *)bpf_task_pt_regs(task), SHARE_KERNEL);
+	return unwound_stack(ctx, (char *)bpf_task_pt_regs(task), SHARE_KERNEL, word_at_syscall_sp());
+}
+
+/* For probes in the kernel, by what the recording wants. */
+static inline s32 user_stack_of_task(void *ctx)
+{
+	return CONFIG_UNWIND == UNWIND_ALL ? unwound_stack_of_task(ctx) : user_stack_number(ctx, word_at_syscall_sp());
 }
 
 /* A call begins whose return is probed: its return address on the stack is about to be replaced. */

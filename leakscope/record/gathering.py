@@ -39,6 +39,7 @@ class Gathering:
         objects: np.ndarray,
         calls: np.ndarray,
         marks: np.ndarray,
+        stacks: list[bytes],
         dumps: np.ndarray,
         launches: list[np.ndarray],
         kernels: list[tuple[np.ndarray, list[Image | str | None]]],
@@ -53,12 +54,13 @@ class Gathering:
                     kept.append(records)
                     self._rows += len(records)
             batch.side_band += side_band
+            batch.stacks += stacks
             batch.kernels += kernels
             batch.launches += launches
             batch.readouts += readouts
             if len(dumps):
-                if not batch.dumps and self._sink.put_dumps(batch.side_band, dumps):
-                    batch.side_band = []
+                if not batch.dumps and self._sink.put_dumps(batch.side_band, batch.stacks, dumps):
+                    batch.side_band, batch.stacks = [], []
                 else:
                     batch.dumps.append(dumps)
             due = time.monotonic() - self._flushed_at >= self._every_s

@@ -107,7 +107,7 @@ class Processes:
 
     def alive(self) -> list[int]:
         """PIDs of members that have not ended."""
-        return [pid for pid, process in self._current.items() if not process.exit_ns]
+        return [pid for pid, process in list(self._current.items()) if not process.exit_ns]
 
     def table(self, source_id: int, seen: Iterable[int]) -> pa.Table:
         """`processes` rows of the members, host-wide only of those in `seen` (PIDs with events)."""

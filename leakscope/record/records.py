@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 
 MEM_RECORD = np.dtype(
     [
-        ("ts_ns", "<u8"), ("addr", "<u8"), ("alloc_ts_ns", "<u8"), ("caller", "<u8"),
+        ("ts_ns", "<u8"), ("addr", "<u8"), ("alloc_ts_ns", "<u8"),
         ("pid", "<u4"), ("tid", "<u4"), ("user_stack", "<i4"), ("kernel_stack", "<i4"),
         ("site", "<u4"), ("requested_bytes", "<u4"), ("cpu", "<u2"), ("op", "u1"), ("cause", "u1"), ("weight", "<u4"),
         ("python_stack", "<u4"), ("mark", "<u4"),
     ]
 )  # fmt: skip
-"""72 bytes: one kernel object or page allocated or freed."""
+"""64 bytes: one kernel object or page allocated or freed."""
 
 CALL_RECORD = np.dtype(
     [
         ("enter_ns", "<u8"), ("exit_ns", "<u8"), ("id", "<u8"), ("parent_id", "<u8"), ("addr", "<u8"),
         ("size_bytes", "<u8"), ("requested_bytes", "<u8"), ("alloc_ts_ns", "<u8"), ("context", "<u8"),
-        ("caller", "<u8"), ("arg0", "<u8"), ("arg1", "<u8"), ("pid", "<u4"), ("tid", "<u4"), ("user_stack", "<i4"),
+        ("arg0", "<u8"), ("arg1", "<u8"), ("pid", "<u4"), ("tid", "<u4"), ("user_stack", "<i4"),
         ("result", "<i4"), ("function", "<u4"), ("cpu", "<u2"), ("type", "u1"), ("flags", "u1"), ("cause", "u1"),
         ("pad", "u1", (3,)), ("python_stack", "<u4"), ("mark", "<u4"), ("pad2", "<u4"),
     ]
 )  # fmt: skip
-"""136 bytes: a call, a map call, the end of a range, or an event of a process's life."""
+"""128 bytes: a call, a map call, the end of a range, or an event of a process's life."""
 
 SITE_KEY = np.dtype([("call_site", "<u8"), ("what", "<u8")])
 SITE_INFO = np.dtype(
@@ -39,7 +41,7 @@ SITE_INFO = np.dtype(
 RANGE_KEY = np.dtype([("addr", "<u8"), ("pid", "<u4"), ("space", "<u4")])
 LIVE_RANGE = np.dtype(
     [
-        ("ts_ns", "<u8"), ("size_bytes", "<u8"), ("requested_bytes", "<u8"), ("caller", "<u8"), ("context", "<u8"),
+        ("ts_ns", "<u8"), ("size_bytes", "<u8"), ("requested_bytes", "<u8"), ("context", "<u8"),
         ("call_id", "<u8"), ("user_stack", "<i4"), ("function", "<u4"), ("references", "<u4"), ("released", "<u4"),
         ("python_stack", "<u4"), ("mark", "<u4"),
     ]
@@ -96,18 +98,18 @@ LAUNCH_LAYOUT = np.dtype(
 """520 bytes: which words of a kernel's parameters the probes read."""
 LIVE_OBJECT = np.dtype(
     [
-        ("ts_ns", "<u8"), ("caller", "<u8"), ("pid", "<u4"), ("user_stack", "<i4"), ("kernel_stack", "<i4"),
+        ("ts_ns", "<u8"), ("pid", "<u4"), ("user_stack", "<i4"), ("kernel_stack", "<i4"),
         ("site", "<u4"), ("weight", "<u4"), ("requested_bytes", "<u4"), ("python_stack", "<u4"), ("identity", "<u4"),
     ]
 )  # fmt: skip
 LIVE_WAYS = 4
-LIVE_SLOT = np.dtype([("word", "<u8"), ("object", LIVE_OBJECT), ("unused", "<u8")])
+LIVE_SLOT = np.dtype([("word", "<u8"), ("object", LIVE_OBJECT), ("unused", "<u8", (2,))])
 LIVE_BUCKET = np.dtype([("slots", LIVE_SLOT, (LIVE_WAYS,))])
 SLOT_STATE = 7
 """Bits of a slot's word that are no address: 0 in that of a live object (live.bpf.h)."""
 IDENTITY_KEY = np.dtype(
     [
-        ("caller", "<u8"), ("call_caller", "<u8"), ("pid", "<u4"), ("site", "<u4"), ("kernel_stack", "<i4"),
+        ("pid", "<u4"), ("site", "<u4"), ("kernel_stack", "<i4"),
         ("user_stack", "<i4"), ("python_stack", "<u4"), ("weight", "<u4"), ("call_stack", "<i4"),
         ("call_function", "<u4"),
     ]
@@ -143,23 +145,27 @@ CAUSE_CALL, CAUSE_REUSE, CAUSE_CONTEXT, CAUSE_EXIT, CAUSE_EXEC = 0, 1, 2, 3, 4
 # enum site_kind
 SITE_KMALLOC, SITE_SLAB, SITE_PAGE = 0, 1, 2
 # enum call_type
-CALL_FUNCTION, CALL_FREE, CALL_MAP, CALL_MAP_FREE, CALL_EXIT, CALL_EXEC, CALL_LAUNCH = range(7)
+CALL_FUNCTION, CALL_FREE, CALL_MAP, CALL_EXIT, CALL_EXEC, CALL_LAUNCH = range(6)
 # enum mark_event
 MARK_PUSH, MARK_POP, MARK_START, MARK_END, MARK_INSTANT, MARK_TOO_DEEP = range(6)
 # enum call_flag
-CALL_NESTED, CALL_PARTIAL, CALL_IN_HEAP = 1, 2, 4
+CALL_NESTED, CALL_IN_HEAP = 1, 2
 MAP_IN_HEAP = 0x80000000
 # enum map_call
 MAP_MMAP, MAP_MUNMAP, MAP_MREMAP, MAP_BRK, MAP_MADVISE = range(5)
 # enum space
-SPACE_MEMORY, SPACE_HANDLE, SPACE_MAPPED, SPACE_HEAP, SPACE_ARRAY, SPACE_MAP_CALLS, SPACE_ENDING = range(7)
-STACK_OVERFLOW_BIT = 1 << 30
-STACK_DUMP_BIT = 1 << 29
+SPACE_MEMORY, SPACE_HANDLE, SPACE_MAPPED, SPACE_HEAP, SPACE_ARRAY, SPACE_ENDING = range(6)
+STACK_DUMP_BIT = 1 << 30
+STACK_GENERATION_SHIFT = 16
+# enum stack_kind
+STACK_KERNEL, STACK_USER, STACK_BESIDE_DUMP = range(3)
+STACK_HEADER = struct.Struct("=QQIIII")
+"""Of a stack_record: ts_ns, caller, number, pid, kind, depth; its addresses follow as 64-bit words."""
 
 COUNTERS = (
-    "mem_dropped", "call_dropped", "live_full", "live_busy", "stack_collision", "stack_fault", "free_unmatched",
+    "mem_dropped", "call_dropped", "live_full", "live_busy", "stack_dropped", "stack_fault", "free_unmatched",
     "page_user", "site_full", "call_map_full", "python_dropped", "python_busy",
-    "call_sequence", "python_sequence", "mark_dropped", "mark_too_deep", "mark_threads_full", "launch_dropped",
+    "call_sequence", "stack_busy", "mark_dropped", "mark_too_deep", "mark_threads_full", "launch_dropped",
     "kernel_dropped", "identity_sequence", "identity_full", "small_objects", "small_bytes",
     "unsampled_objects", "unsampled_bytes", "dump_dropped", "dump_skipped", "dump_sequence",
 )  # fmt: skip

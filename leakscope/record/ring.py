@@ -7,6 +7,8 @@ row, so that no record wraps. Each record has an 8-byte header whose first word 
 from __future__ import annotations
 
 import mmap
+import sys
+import time
 
 import numpy as np
 
@@ -21,6 +23,43 @@ def joined(batches: list[np.ndarray]) -> np.ndarray:
     if dtype.itemsize % 8:
         return np.concatenate(batches)
     return np.concatenate([batch.view(np.uint64) for batch in batches]).view(dtype)
+
+
+class RecordRing:
+    """A ring of records of any size, few enough to be taken one by one."""
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        page = mmap.PAGESIZE
+        self._mask = size_bytes - 1
+        self._consumer_map = mmap.mmap(fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=0)
+        self._producer_map = mmap.mmap(fd, page + 2 * size_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
+        self._consumer = memoryview(self._consumer_map)[:8].cast("Q")
+        self._producer = memoryview(self._producer_map)[:8].cast("Q")
+        self._data = memoryview(self._producer_map)[page:]
+
+    def read(self, wait_s: float = 0.0) -> list[bytes]:
+        """What was put into the ring before. It is taken in order: for one that is still being written, by a program
+        that was interrupted, this waits so long at most; what is behind it then stays for the next time."""
+        found: list[bytes] = []
+        produced, consumed = self._producer[0], self._consumer[0]
+        deadline = 0.0
+        while consumed < produced:
+            start = consumed & self._mask
+            header = int.from_bytes(self._data[start : start + 4], sys.byteorder)
+            if header & _BUSY:
+                now = time.monotonic()
+                deadline = deadline or now + wait_s
+                if now >= deadline:
+                    break
+                time.sleep(0.0002)
+                continue
+            length = header & ~_DISCARDED
+            start += _HEADER_BYTES
+            if not header & _DISCARDED:
+                found.append(self._data[start : start + length].tobytes())
+            consumed += (_HEADER_BYTES + length + 7) & ~7
+        self._consumer[0] = consumed
+        return found
 
 
 class Ring:

@@ -9,7 +9,7 @@ import numpy as np
 from leakscope.record import records
 from leakscope.record.loader import LoadedPrograms
 from leakscope.record.loader.base import ProgramConfig
-from leakscope.record.ring import Ring
+from leakscope.record.ring import RecordRing, Ring
 
 
 class Rings:
@@ -24,6 +24,8 @@ class Rings:
         self.calls = ring("call_ring", records.CALL_RECORD, config.call_ring_bytes)
         self.dumps = ring("dump_ring", records.DUMP_RECORD)
         self.marks = ring("mark_ring", records.MARK_RECORD)
+        stacks = programs.map("stack_ring")
+        self.stacks = RecordRing(stacks.fd, stacks.entries)
         self.python = ring("python_ring", records.PYTHON_RECORD)
         self._poll = select.poll()
         self._poll.register(programs.map("python_ring").fd, select.POLLIN)

@@ -13,7 +13,7 @@ from leakscope.capture import CaptureWriter
 from leakscope.errors import OutputIncompleteError
 from leakscope.model.manifest import Source
 from leakscope.model.recording import Loss
-from leakscope.record import records, sampling, scope
+from leakscope.record import sampling, scope
 from leakscope.record.census import Census, CensusReader, Readouts, Schedule
 from leakscope.record.child import Command
 from leakscope.record.clocks import monotonic_ns, read_anchor
@@ -58,6 +58,7 @@ from leakscope.record.symbols.lines import (
     allow_many_files,
     segments_of,
 )
+from leakscope.record.symbols.stack_numbers import StackNumbers
 from leakscope.record.unwind.stacks import UnwoundStacks, unwind_losses
 
 if TYPE_CHECKING:
@@ -132,13 +133,8 @@ class Session:
         if not kernel.available:
             self.warnings.append("kernel addresses are hidden (kptr_restrict), so kernel functions have no names")
         self._cache_of = SlabCacheOfAddress(types)
-        stacks, overflow = self._programs.map("stacks"), self._programs.map("stacks_overflow")
-
-        def raw_stack(map_id: int) -> bytes | None:
-            chosen = overflow if map_id & records.STACK_OVERFLOW_BIT else stacks
-            return chosen.lookup((map_id & ~records.STACK_OVERFLOW_BIT).to_bytes(4, "little"))
-
-        self._interner = Interner(kernel, self._spaces, raw_stack, self._python.take)
+        self._interner = Interner(kernel, self._spaces, self._python.take)
+        self._numbers = StackNumbers(self._interner, self._spaces)
         columns = EventColumns(SOURCE_ID)
         self.totals = columns.totals
         self._sites = Sites(
@@ -151,12 +147,12 @@ class Session:
         self._launches = LaunchRecording(options, self._programs, self._spaces, SOURCE_ID) if options.launches else None
         names = self._launches.arguments.names if self._launches else None
         live_ranges = self._programs.map("live_ranges")
-        calls = Calls(columns, self._interner, live_ranges, self.exits, names, options.min_size)
+        calls = Calls(columns, self._numbers, live_ranges, self.exits, names, options.min_size)
         self._small = calls.mappings
         self._counters = Counters(self._programs.map("counters"))
         self._rss = self._programs.map("rss")
         self._rings = Rings(self._programs, config)
-        self._unwound = UnwoundStacks(self._interner, self._spaces, self._programs.map("unwound_paths"))
+        self._unwound = UnwoundStacks(self._interner, self._numbers, self._spaces, self._programs.map("unwound_paths"))
 
         self._samplers = SamplerSet(self.processes.alive, lambda: [options.cgroup] if options.cgroup else [])
         source.facts.update(self._samplers.facts())
@@ -177,7 +173,7 @@ class Session:
             self.heap,
         )
         self._mark_rows = Marks(SOURCE_ID)
-        objects = KernelObjects(columns, self._sites, self._interner, self.exits)
+        objects = KernelObjects(columns, self._sites, self._interner, self._numbers, self.exits)
         census = self._begin_census(columns, objects) if options.mode == "census" else None
         self.live: LiveReadings | None = None
         if watched:
@@ -201,6 +197,7 @@ class Session:
             spaces=self._spaces,
             processes=self.processes,
             interner=self._interner,
+            numbers=self._numbers,
             calls=calls,
             objects=objects,
             marks=self._mark_rows,
@@ -234,7 +231,7 @@ class Session:
             reader,
             columns,
             objects,
-            self._interner,
+            self._numbers,
             self.processes,
             self.exits,
             origin_ns=began_ns,
@@ -259,6 +256,7 @@ class Session:
         kernels = self._launches.read_kernels() if self._launches else []
         # After the events that name them, and before the mappings that they need.
         dumps = self._rings.dumps.read(at_most=1024)
+        stacks = self._rings.stacks.read(wait_s=0.1)
         side_band = self._side_band.read()
         # Before its stacks: a process is known by its mapping. After all events: a stack is sent before what names it.
         self._python.follow(side_band)
@@ -273,6 +271,7 @@ class Session:
             objects=objects,
             calls=calls,
             marks=marks,
+            stacks=stacks,
             dumps=dumps,
             launches=launches,
             kernels=kernels,
@@ -381,7 +380,8 @@ class Session:
 
     def _losses_so_far(self, counters: Counters) -> list[Loss]:
         """From another thread, which has `counters` for itself: a map serves one thread."""
-        return counters.losses() + recursion_losses(dict(self._attachments.programs)) + self._interner.losses()
+        of_probes = counters.losses() + recursion_losses(dict(self._attachments.programs))
+        return of_probes + self._interner.losses() + self._numbers.losses()
 
     def _losses(self, lines: Lines) -> list[Loss]:
         losses = self._counters.losses() + self._counters.left_out() + (self._recursion or []) + self._small.losses()
@@ -391,6 +391,7 @@ class Session:
         losses += self.heap.losses() if self.heap is not None else []
         losses += self._launches.losses() if self._launches else []
         losses += self._side_band.losses() + self._interner.losses(named_since=lines.named) + lines.losses()
+        losses += self._numbers.losses()
         losses += self._python.losses() + self._mark_rows.losses()
         return losses + unwind_losses(self._options.unwind, self._unwound)
 

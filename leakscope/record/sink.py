@@ -1,8 +1,8 @@
 """From drained batches to parts on disk, in a thread of its own.
 
-Order matters: the side-band first (where files are mapped), then stack dumps, then calls (which processes ended), then
-kernel objects (whose frees after an exit are marked), and on disk frames and stacks before the events that name them,
-so that a capture cut off at any moment resolves.
+Order matters: the side-band first (where files are mapped), then stacks and the dumps that name them, then calls (which
+processes ended), then kernel objects (whose frees after an exit are marked), and on disk frames and stacks before the
+events that name them, so that a capture cut off at any moment resolves.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from leakscope.record.settled_sites import SettledSites
 from leakscope.record.side_band import SideBandEvent
 from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
+from leakscope.record.symbols.stack_numbers import StackNumbers
 from leakscope.record.unwind.stacks import UnwoundStacks
 
 MANIFEST_EVERY_NS = 5_000_000_000
@@ -51,6 +52,7 @@ class Batch:
     calls: list[np.ndarray] = field(default_factory=list)
     objects: list[np.ndarray] = field(default_factory=list)
     marks: list[np.ndarray] = field(default_factory=list)
+    stacks: list[bytes] = field(default_factory=list)
     dumps: list[np.ndarray] = field(default_factory=list)
     samples: list[pa.Table] = field(default_factory=list)
     kernels: list[tuple[np.ndarray, list[Image | str | None]]] = field(default_factory=list)
@@ -74,6 +76,7 @@ class Sink:
         spaces: AddressSpaces,
         processes: Processes,
         interner: Interner,
+        numbers: StackNumbers,
         calls: Calls,
         objects: KernelObjects,
         marks: Marks,
@@ -92,6 +95,7 @@ class Sink:
         self._spaces = spaces
         self._processes = processes
         self._interner = interner
+        self._numbers = numbers
         self._calls = calls
         self._objects = objects
         self._marks = marks
@@ -116,13 +120,14 @@ class Sink:
             except queue.Full:
                 continue
 
-    def put_dumps(self, side_band: list[SideBandEvent], dumps: np.ndarray) -> bool:
-        """Hand over stack dumps ahead of the events that name them, with all side-band events before; never waits.
+    def put_dumps(self, side_band: list[SideBandEvent], stacks: list[bytes], dumps: np.ndarray) -> bool:
+        """Hand over stack dumps ahead of the events that name them, with all side-band events and stacks before; never
+        waits.
 
         The sooner their paths are known, the fewer are sent. False: not taken, the sink is behind.
         """
         try:
-            self._queue.put_nowait(Batch(0, side_band, dumps=[dumps]))
+            self._queue.put_nowait(Batch(0, side_band, stacks=stacks, dumps=[dumps]))
         except queue.Full:
             return False
         return True
@@ -173,6 +178,7 @@ class Sink:
 
     def _process(self, batch: Batch) -> None:
         self.follow(batch.side_band)
+        self._numbers.take(batch.stacks)
         tables: list[tuple[str, pa.Table]] = []
         if self._unwound is not None and batch.dumps:
             self._unwound.resolve(np.concatenate(batch.dumps))
@@ -229,9 +235,7 @@ class Sink:
             self._spaces.forget(pid)
             if self._arguments:
                 self._arguments.kernels.forget(pid)
-        if self._census and self._census.forgotten:
-            self._interner.forget(self._census.forgotten)
-            self._census.forgotten = set()
+        self._numbers.forget(needed_ns - FORGET_AFTER_NS)
 
     def _write(self, table: str, rows: pa.Table) -> None:
         if not rows.num_rows:

@@ -30,7 +30,7 @@ from leakscope.record.decode.columns import (
 from leakscope.record.decode.kernel_objects import KernelObjects
 from leakscope.record.probes.functions import FUNCTIONS
 from leakscope.record.processes import Processes
-from leakscope.record.symbols.interner import Interner
+from leakscope.record.symbols.stack_numbers import StackNumbers
 
 FOLDED_PID = -1
 """Stands for processes that began and ended between two readouts and can never be judged on their own."""
@@ -71,7 +71,7 @@ class Census:
         reader: CensusReader,
         columns: EventColumns,
         objects: KernelObjects,
-        interner: Interner,
+        numbers: StackNumbers,
         processes: Processes,
         exits: dict[int, int],
         *,
@@ -83,7 +83,7 @@ class Census:
         self._reader = reader
         self._columns = columns
         self._objects = objects
-        self._interner = interner
+        self._numbers = numbers
         self._processes = processes
         self._exits = exits
         self._origin_ns = origin_ns
@@ -106,8 +106,6 @@ class Census:
         """Time of the last readout."""
         self.sums: CensusSums | None = None
         """Where each readout is published, if somebody watches."""
-        self.forgotten: set[int] = set()
-        """Ended processes that nothing asks for any more since the last readout."""
 
     def tables(self, decoded: Tables, readouts: Iterable[Counts | Live]) -> Tables:
         """What to write in place of the decoded tables of a batch, which holds all that was before its readouts."""
@@ -245,25 +243,24 @@ class Census:
 
     def _new_slots(self, keys: np.ndarray, first_ns: IntArray) -> IntArray:
         batch = np.zeros(len(keys), records.MEM_RECORD)
-        for name in ("caller", "pid", "site", "kernel_stack", "user_stack", "python_stack", "weight"):
+        for name in ("pid", "site", "kernel_stack", "user_stack", "python_stack", "weight"):
             batch[name] = keys[name]
         batch["ts_ns"] = first_ns
         identity = self._objects.identities(batch)
         identity["layer"] = np.full(len(keys), LAYER_CODES["kernel"])
         identity["pid"] = np.array([self._owner(pid) for pid in keys["pid"].tolist()], np.int64)
-        identity["call_api"], identity["call_stack"] = self._calls_around(keys, first_ns)
+        identity["call_api"], identity["call_stack"] = self._calls_around(keys)
         rows = np.stack([identity[name].astype(np.int64) for name in IDENTITY], axis=1)
         return self._book.slots(rows)[0]
 
-    def _calls_around(self, keys: np.ndarray, first_ns: IntArray) -> tuple[IntArray, IntArray]:
+    def _calls_around(self, keys: np.ndarray) -> tuple[IntArray, IntArray]:
         """(api code, user stack) of the outermost probed call around the allocations of identities; 0 = none."""
-        apis, stacks = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
-        for i in np.flatnonzero(keys["call_function"]):
-            key = keys[i]
-            apis[i] = self._columns.apis.code(FUNCTIONS[key["call_function"] - 1].api)
-            stacks[i] = self._interner.user_stack(
-                int(key["pid"]), int(key["call_stack"]), int(key["call_caller"]), int(first_ns[i])
-            )
+        apis = np.zeros(len(keys), np.int64)
+        within = np.flatnonzero(keys["call_function"])
+        for i in within:
+            apis[i] = self._columns.apis.code(FUNCTIONS[keys["call_function"][i] - 1].api)
+        stacks = np.zeros(len(keys), np.int64)
+        stacks[within] = self._numbers.stacks(keys["call_stack"][within])
         return apis, stacks
 
     def _take_live(self, live: Live) -> Tables:
@@ -309,7 +306,6 @@ class Census:
         # What has identities left may have something live yet.
         done = ended - set(np.unique(readout.keys["pid"][of_ended]).tolist())
         self._ended_pids -= done
-        self.forgotten = done
         self._processes.forget(done - self._own_pids)
         self._own_pids -= done
         for pid in done:

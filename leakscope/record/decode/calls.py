@@ -17,7 +17,6 @@ from leakscope.record.decode.columns import (
     OP_CODES,
     EventColumns,
     Words,
-    distinct,
 )
 from leakscope.record.decode.device_maps import device_maps
 from leakscope.record.decode.mappings import Mappings, ProcessEnd
@@ -25,7 +24,7 @@ from leakscope.record.decode.marks import mark_ids
 from leakscope.record.kernel.bpf import Map
 from leakscope.record.probes import functions
 from leakscope.record.probes.functions import FUNCTIONS
-from leakscope.record.symbols.interner import Interner
+from leakscope.record.symbols.stack_numbers import StackNumbers
 
 _ROLES = np.array([p.role for p in FUNCTIONS], np.int16)
 _LAYERS = np.array([LAYER_CODES[p.layer] for p in FUNCTIONS], np.int16)
@@ -53,14 +52,14 @@ class Calls:
     def __init__(
         self,
         columns: EventColumns,
-        interner: Interner,
+        numbers: StackNumbers,
         live_ranges: Map,
         exits: dict[int, int],
         kernel_names: Callable[[np.ndarray], pa.Array] | None = None,
         min_size: int = 0,
     ) -> None:
         self._columns = columns
-        self._interner = interner
+        self._numbers = numbers
         self._live = live_ranges
         self._kernel_names = kernel_names
         self.exits = exits
@@ -83,7 +82,7 @@ class Calls:
         tables = [
             self._allocations(called),
             self._frees(batch[kind == records.CALL_FREE]),
-            self._map_events(batch[(kind == records.CALL_MAP) | (kind == records.CALL_MAP_FREE)], result),
+            self._map_events(batch[kind == records.CALL_MAP], result),
             *ends,
             *([self._end_ranges(result.exits, "exit", None)] if result.exits else []),
             *([self._end_ranges(result.execs, "exec", None)] if result.execs else []),
@@ -96,20 +95,6 @@ class Calls:
         result.launches = self._launches_table(batch[kind == records.CALL_LAUNCH])
         return result
 
-    def _user_stacks(self, pid: np.ndarray, raw: np.ndarray, caller: np.ndarray, ts_ns: np.ndarray) -> np.ndarray:
-        ids = np.zeros(len(pid), np.int32)
-        own = np.flatnonzero(raw >= 0)
-        if len(own):
-            first, group = distinct(pid[own], raw[own], caller[own])
-            found = [
-                self._interner.user_stack(int(pid[i]), int(raw[i]), int(caller[i]), int(ts_ns[i])) for i in own[first]
-            ]
-            ids[own] = np.array(found, np.int32)[group]
-        return ids
-
-    def _stacks_of(self, batch: np.ndarray, ts: str = "enter_ns") -> np.ndarray:
-        return self._user_stacks(batch["pid"], batch["user_stack"], batch["caller"], batch[ts])
-
     def _allocations(self, called: np.ndarray) -> pa.Table:
         role = _ROLES[called["function"]]
         made = (role == functions.ALLOC) | (role == functions.REALLOC)
@@ -117,6 +102,7 @@ class Calls:
             made & (called["result"] == 0) & ((called["flags"] & records.CALL_NESTED) == 0) & (called["addr"] != 0)
         ]
         function = own["function"]
+        self._numbers.count_calls(own, 1)
         return self._columns.table(
             len(own),
             ts_ns=own["exit_ns"],
@@ -129,8 +115,8 @@ class Calls:
             addr=own["addr"],
             size_bytes=own["size_bytes"],
             requested_bytes=own["requested_bytes"],
-            user_stack=self._stacks_of(own),
-            python_stack=self._interner.python_stacks(own["python_stack"]),
+            user_stack=self._numbers.stacks(own["user_stack"]),
+            python_stack=self._numbers.python_stacks(own["python_stack"]),
             weight=1,
             call_id=np.where(_LOGGED[function], own["id"].astype(np.int64), 0),
             mark_id=mark_ids(own["pid"], own["mark"]),
@@ -142,7 +128,7 @@ class Calls:
         ended = ended[~mapped]
         function = ended["function"]
         causes, times = self._causes(ended)
-        return self._columns.table(
+        table = self._columns.table(
             len(ended),
             ts_ns=times,
             pid=ended["pid"],
@@ -156,13 +142,15 @@ class Calls:
             addr=ended["addr"],
             size_bytes=ended["size_bytes"],
             requested_bytes=ended["requested_bytes"],
-            user_stack=self._stacks_of(ended, "alloc_ts_ns"),
-            python_stack=self._interner.python_stacks(ended["python_stack"]),
+            user_stack=self._numbers.stacks(ended["user_stack"]),
+            python_stack=self._numbers.python_stacks(ended["python_stack"]),
             weight=1,
             call_id=ended["id"].astype(np.int64),
             alloc_ts_ns=ended["alloc_ts_ns"],
             mark_id=mark_ids(ended["pid"], ended["mark"]),
         )
+        self._numbers.count_calls(ended, -1)
+        return table
 
     def _causes(self, ended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(cause codes, times) of frees. An address may be handed out again before the end of its context is decoded:
@@ -182,10 +170,9 @@ class Calls:
             for cause, times in (("exit", ended.exits), ("exec", ended.execs))
             for pid, ts_ns in times.items()
         ]
-        rows = self.mappings.rows(batch, ends)
-        made_ns = np.where(rows["alloc_ts_ns"] > 0, rows["alloc_ts_ns"], rows["ts_ns"])
-        stacks = self._user_stacks(rows["pid"], rows["raw_stack"], rows["caller"], made_ns)
-        return self.mappings.table(rows, stacks, self._interner.python_stacks(rows["python_stack"]))
+        user_stacks = self._numbers.stacks(batch["user_stack"])
+        python_stacks = self._numbers.python_stacks(batch["python_stack"])
+        return self.mappings.table(self.mappings.rows(batch, user_stacks, python_stacks, ends))
 
     def _context_ends(self, called: np.ndarray) -> list[pa.Table]:
         """Destroying a context, or resetting its device, frees what was allocated in it (cause `context`)."""
@@ -224,11 +211,11 @@ class Calls:
         keys, values = (np.concatenate(parts) for parts in zip(*found, strict=True))
         for key in keys:  # afterwards: where entries go meanwhile, a batch may go back to what was read
             self._live.delete(key.tobytes())
-        counted = ~np.isin(keys["space"], (records.SPACE_MAPPED, records.SPACE_MAP_CALLS))
+        counted = keys["space"] != records.SPACE_MAPPED
         keys, values = keys[counted], values[counted]
         end_ns = times[np.searchsorted(pids, keys["pid"])]
         synthetic = np.zeros(len(keys), records.CALL_RECORD)
-        for name in ("size_bytes", "requested_bytes", "context", "caller", "user_stack", "python_stack", "function"):
+        for name in ("size_bytes", "requested_bytes", "context", "user_stack", "python_stack", "function"):
             synthetic[name] = values[name]
         synthetic["mark"] = values["mark"]
         synthetic["addr"], synthetic["pid"], synthetic["alloc_ts_ns"] = keys["addr"], keys["pid"], values["ts_ns"]
@@ -242,7 +229,7 @@ class Calls:
             "source_id": np.full(len(called), self._columns.source_id, np.int16),
             **{name: called[name] for name in ("id", "parent_id", "pid", "tid", "enter_ns", "exit_ns", "result")},
             **{name: called[name] for name in ("context", "addr", "size_bytes")},
-            "user_stack": self._stacks_of(called),
+            "user_stack": self._numbers.stacks(called["user_stack"]),
         }
         arrays = [
             self._call_apis.array(called["function"])
@@ -272,7 +259,8 @@ class Calls:
             "parent_id": launched["parent_id"],
             "ts_ns": launched["enter_ns"], "pid": launched["pid"], "tid": launched["tid"],
             "function": launched["addr"], "stream": launched["context"], "result": launched["result"],
-            "user_stack": self._stacks_of(launched), "mark_id": mark_ids(launched["pid"], launched["mark"]),
+            "user_stack": self._numbers.stacks(launched["user_stack"]),
+            "mark_id": mark_ids(launched["pid"], launched["mark"]),
             "context": launched["arg1"],
         }  # fmt: skip
         arrays = []

@@ -6,10 +6,11 @@ import numpy as np
 import pyarrow as pa
 
 from leakscope.record import records
-from leakscope.record.decode.columns import CAUSE_CODES, KIND_CODES, LAYER_CODES, EventColumns, distinct
+from leakscope.record.decode.columns import CAUSE_CODES, KIND_CODES, LAYER_CODES, EventColumns
 from leakscope.record.decode.marks import mark_ids
 from leakscope.record.decode.sites import Sites
 from leakscope.record.symbols.interner import Interner
+from leakscope.record.symbols.stack_numbers import StackNumbers
 
 _SLAB_GROWTH = (
     "allocate_slab",
@@ -25,16 +26,20 @@ _SLAB_GROWTH = (
 class KernelObjects:
     """Decodes batches of MEM_RECORD. `exits` maps a PID to the time its exit began."""
 
-    def __init__(self, columns: EventColumns, sites: Sites, interner: Interner, exits: dict[int, int]) -> None:
+    def __init__(
+        self, columns: EventColumns, sites: Sites, interner: Interner, numbers: StackNumbers, exits: dict[int, int]
+    ) -> None:
         self._columns = columns
         self._sites = sites
         self._interner = interner
+        self._numbers = numbers
         self._exits = exits
         self._page_kinds: dict[int, int] = {}
 
     def table(self, batch: np.ndarray) -> pa.Table:
         """`mem_events` rows of a batch of MEM_RECORD, in the order of the batch."""
         identity = self.identities(batch)
+        self._numbers.count(batch)
         object_bytes = identity.pop("object_bytes")
         requested = np.where(batch["requested_bytes"] > 0, batch["requested_bytes"], object_bytes)
         return self._columns.table(
@@ -67,7 +72,7 @@ class KernelObjects:
             "kind": kind,
             "kernel_stack": kernel_stack,
             "user_stack": user_stack,
-            "python_stack": self._interner.python_stacks(batch["python_stack"]),
+            "python_stack": self._numbers.python_stacks(batch["python_stack"]),
             "weight": batch["weight"],
         }
 
@@ -85,29 +90,9 @@ class KernelObjects:
         return causes
 
     def _stacks(self, batch: np.ndarray, sites: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        kernel_stack = sites["stack"]
-        user_stack = np.zeros(len(batch), np.int32)
-        own = np.flatnonzero(batch["kernel_stack"] >= 0)
-        if len(own):
-            raw, group = np.unique(batch["kernel_stack"][own], return_inverse=True)
-            ids = np.array([self._interner.kernel_stack(int(i)) for i in raw], np.int32)
-            kernel_stack[own] = np.where(ids[group] > 0, ids[group], kernel_stack[own])
-        own = np.flatnonzero(batch["user_stack"] >= 0)
-        if len(own):
-            rows = batch[own]
-            first, group = distinct(rows["pid"], rows["user_stack"], rows["caller"])
-            allocated = np.where(rows["alloc_ts_ns"] > 0, rows["alloc_ts_ns"], rows["ts_ns"])
-            ids = np.array(
-                [
-                    self._interner.user_stack(
-                        int(rows["pid"][i]), int(rows["user_stack"][i]), int(rows["caller"][i]), int(allocated[i])
-                    )
-                    for i in first
-                ],
-                np.int32,
-            )
-            user_stack[own] = ids[group]
-        return kernel_stack, user_stack
+        own = self._numbers.stacks(batch["kernel_stack"])
+        kernel_stack = np.where(own > 0, own, sites["stack"])
+        return kernel_stack, self._numbers.stacks(batch["user_stack"])
 
     def _kinds_of_pages(self, kernel_stacks: np.ndarray) -> np.ndarray:
         """page_slab for pages that back slabs or whose stack was not taken (they cannot be told apart), else page."""

@@ -1,13 +1,13 @@
 """Map calls → `mem_events`. What is mapped is kept here, range by range and in the order of time.
 
-The probes match a munmap with the one mapping that it ends exactly, which spares a record; parts, several mappings at
-once and fixed overlays they leave to this side, which alone decides what ended. So a freed byte is always one that
-was allocated, in whatever order calls cut, move and overlay ranges.
+The probes tell calls as they were; what a munmap, a remapping or a fixed overlay ended is decided here. So a freed byte
+is always one that was allocated, in whatever order calls cut, move and overlay ranges.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from leakscope.model.recording import Loss
 from leakscope.record import records
 from leakscope.record.decode.columns import CAUSE_CODES, KIND_CODES, LAYER_CODES, OP_CODES, EventColumns
 from leakscope.record.decode.marks import mark_ids
-from leakscope.record.decode.ranges import Cut, Mapping, Ranges, Stacks
+from leakscope.record.decode.ranges import Cut, Ranges
 
 _MAP_ANONYMOUS = 0x20
 _MAP_NORESERVE = 0x4000
@@ -35,12 +35,14 @@ API_NAMES = {
 ROW = np.dtype(
     [
         ("ts_ns", "i8"), ("pid", "i4"), ("tid", "i4"), ("cpu", "i2"), ("op", "i2"), ("cause", "i2"), ("kind", "i2"),
-        ("function", "i2"), ("addr", "u8"), ("size_bytes", "i8"), ("requested_bytes", "i8"), ("raw_stack", "i4"),
-        ("caller", "u8"), ("python_stack", "u4"), ("mark", "u4"), ("call_id", "i8"), ("result", "i4"),
-        ("alloc_ts_ns", "i8"),
+        ("function", "i2"), ("addr", "u8"), ("size_bytes", "i8"), ("requested_bytes", "i8"), ("user_stack", "i4"),
+        ("python_stack", "i4"), ("mark", "u4"), ("call_id", "i8"), ("result", "i4"), ("alloc_ts_ns", "i8"),
     ]
 )  # fmt: skip
-"""A map event before its stack is resolved."""
+"""A map event; stacks are ids."""
+
+_MIN_KEPT = 1 << 14
+"""Rows of mappings that ended may be kept up to this many, or as many as there are others."""
 
 
 def kinds(flags: np.ndarray, prot: np.ndarray) -> np.ndarray:
@@ -60,8 +62,40 @@ class ProcessEnd(NamedTuple):
     cause: str
 
 
+class _Ended:
+    """Pieces of mappings that ended, as columns: by which call of a batch (or -1 - by which end of a process)."""
+
+    def __init__(self) -> None:
+        self.by: list[int] = []
+        self.cause: list[int] = []
+        self.addr: list[int] = []
+        self.size_bytes: list[int] = []
+        self.mapping: list[int] = []
+        self.rest: list[bool] = []
+
+    def add(self, by: int, cause: str, cuts: Sequence[Cut]) -> None:
+        """Pieces that one call or end of a process ended."""
+        if cuts:
+            self.by += [by] * len(cuts)
+            self.cause += [CAUSE_CODES[cause]] * len(cuts)
+            addr, size_bytes, mapping, rest = zip(*cuts, strict=True)
+            self.addr += addr
+            self.size_bytes += size_bytes
+            self.mapping += mapping
+            self.rest += rest
+
+    def add_all(self, by: int, cause: str, ranges: Ranges) -> None:
+        """All pieces of an address space in which no mapping is in several."""
+        self.by += [by] * len(ranges.starts)
+        self.cause += [CAUSE_CODES[cause]] * len(ranges.starts)
+        self.addr += ranges.starts
+        self.size_bytes += map(int.__sub__, ranges.stops, ranges.starts)
+        self.mapping += ranges.mappings
+        self.rest += [False] * len(ranges.starts)
+
+
 class Mappings:
-    """Decodes CALL_MAP and CALL_MAP_FREE records; `unmatched_frees` counts munmaps of what was not seen mapped.
+    """Decodes CALL_MAP records; `unmatched_frees` counts munmaps of what was not seen mapped.
 
     Mappings and growth of the break of less than `min_size` bytes are left out: `small_objects` and `small_bytes`.
     """
@@ -73,6 +107,8 @@ class Mappings:
         self.small_bytes = 0
         self._ranges: dict[int, Ranges] = {}  # by pid
         self._breaks: dict[int, Ranges] = {}
+        self._made = np.empty(0, ROW)  # the rows of mappings, by their number
+        self._tidy_at = _MIN_KEPT
         self.unmatched_frees = 0
 
     def losses(self) -> list[Loss]:
@@ -82,152 +118,168 @@ class Mappings:
         detail = f"mappings smaller than --min-size: {self.small_bytes:,} bytes"
         return [Loss("mappings", "below_min_size", self.small_objects, detail)]
 
-    def rows(self, batch: np.ndarray, ends: Sequence[ProcessEnd] = ()) -> np.ndarray:
-        """ROW array of a batch of CALL_RECORD of types CALL_MAP and CALL_MAP_FREE.
+    def rows(
+        self,
+        batch: np.ndarray,
+        user_stacks: np.ndarray,
+        python_stacks: np.ndarray,
+        ends: Sequence[ProcessEnd] = (),
+    ) -> np.ndarray:
+        """ROW array of a batch of CALL_RECORD of type CALL_MAP, whose stacks have these ids.
 
         `ends` are the processes that ended meanwhile. Failed calls give no rows.
         """
-        batch = batch[batch["result"] == 0]
-        # What the kernel side saw ending by reuse ends here when the range is mapped anew.
-        batch = batch[(batch["type"] == records.CALL_MAP) | (batch["cause"] == records.CAUSE_CALL)]
-        batch = batch[np.argsort(batch["exit_ns"], kind="stable")]
-        ended = batch["type"] == records.CALL_MAP_FREE
-        made = ~ended & np.isin(batch["function"], (records.MAP_MMAP, records.MAP_MREMAP))
-        advised = ~ended & (batch["function"] == records.MAP_MADVISE)
-        made_rows = self._bulk(batch[made], "alloc")
-        changed = self._replay(batch[~advised], made_rows, sorted(ends))
-        made_rows = made_rows[made_rows["size_bytes"] >= self._min_size]
-        rows = np.concatenate([made_rows, changed, self._bulk(batch[advised], "advise")])
-        return rows[np.argsort(rows["ts_ns"], kind="stable")]
+        own = np.flatnonzero(batch["result"] == 0)
+        own = own[np.argsort(batch["exit_ns"][own], kind="stable")]
+        batch, stacks = batch[own], {"user_stack": user_stacks[own], "python_stack": python_stacks[own]}
+        function = batch["function"]
+        grown = (function == records.MAP_BRK) & (batch["arg0"] > batch["addr"])
+        made = np.isin(function, (records.MAP_MMAP, records.MAP_MREMAP)) | grown
+        rows = self._bulk(batch, stacks, made, "alloc")
+        breaks = rows["function"] == records.MAP_BRK
+        rows["size_bytes"][breaks] = (batch["arg0"] - batch["addr"])[grown]
+        rows["requested_bytes"][breaks] = rows["size_bytes"][breaks]
+        small = rows["size_bytes"] < self._min_size
+        self.small_objects += int(small.sum())
+        self.small_bytes += int(rows["size_bytes"][small].sum())
+        number = np.full(len(batch), -1)
+        number[np.flatnonzero(made)[~small]] = len(self._made) + np.arange(len(rows) - int(small.sum()))
+        first = len(self._made)
+        self._made = np.concatenate([self._made, rows[~small]])
+        ends = sorted(ends)
+        ended = self._replay(batch, number.tolist(), ends)
+        found = np.concatenate(
+            [
+                self._made[first:],
+                self._ended_rows(batch, ends, ended),
+                self._bulk(batch, stacks, function == records.MAP_MADVISE, "advise"),
+            ]
+        )
+        if len(self._made) > self._tidy_at:
+            self._tidy()
+        return found[np.argsort(found["ts_ns"], kind="stable")]
 
-    def _bulk(self, batch: np.ndarray, op: str) -> np.ndarray:
+    def _bulk(self, batch: np.ndarray, stacks: dict[str, np.ndarray], which: np.ndarray, op: str) -> np.ndarray:
+        batch = batch[which]
         rows = np.zeros(len(batch), ROW)
-        for name in (
-            "pid",
-            "tid",
-            "cpu",
-            "function",
-            "addr",
-            "size_bytes",
-            "requested_bytes",
-            "caller",
-            "python_stack",
-            "mark",
-        ):
+        for name in ("pid", "tid", "cpu", "function", "addr", "size_bytes", "requested_bytes", "mark"):
             rows[name] = batch[name]
+        for name, ids in stacks.items():
+            rows[name] = ids[which]
         rows["ts_ns"] = batch["exit_ns"]
         rows["op"] = OP_CODES[op]
-        remapped = batch["function"] == records.MAP_MREMAP
-        flags = np.where(remapped, batch["context"] & 0xFFFFFFFF, batch["arg0"])
-        prot = np.where(remapped, batch["context"] >> 32, batch["arg1"])
-        rows["kind"] = KIND_CODES["mmap_anon"] if op == "advise" else kinds(flags, prot)
-        rows["raw_stack"] = batch["user_stack"]
         rows["call_id"] = batch["parent_id"]
+        in_heap = (op == "alloc") & ((batch["flags"] & records.CALL_IN_HEAP) != 0)
+        other = np.where(batch["function"] == records.MAP_BRK, KIND_CODES["brk"], KIND_CODES["mmap_anon"])
+        other = np.where(in_heap, KIND_CODES["heap_backing"], other)
+        mapped = batch["function"] == records.MAP_MMAP
+        rows["kind"] = np.where(mapped, kinds(batch["arg0"], batch["arg1"]), other)
         return rows
 
-    def _replay(self, batch: np.ndarray, made: np.ndarray, ends: list[ProcessEnd]) -> np.ndarray:
-        """Apply a batch (in the order of time) to the ranges; rows of frees and of the break.
-
-        `made` are the rows of its mappings in the same order; a moved part takes the kind of what it was a part of.
-        """
-        names = ("type", "function", "flags", "exit_ns", "enter_ns", "pid", "tid", "cpu", "addr", "size_bytes",
-                 "requested_bytes", "arg0", "arg1", "user_stack", "caller", "python_stack", "mark")  # fmt: skip
-        kind_of_made = made["kind"].tolist()
-        rows: list[tuple[int, ...]] = []
-        done, next_made = 0, 0
-        for (call_type, function, flags, now, enter_ns, pid, tid, cpu, addr, size, requested, arg0, arg1,
-             *stacks) in zip(*(batch[name].tolist() for name in names), strict=True):  # fmt: skip
-            while done < len(ends) and ends[done].ts_ns <= now:
-                rows += self._process_end(ends[done])
+    def _replay(self, batch: np.ndarray, numbers: list[int], ends: list[ProcessEnd]) -> _Ended:
+        """Apply a batch (in the order of time) to the ranges. `numbers` are those of the mappings that calls made, -1
+        for none; what a call moves takes its kind along."""
+        names = ("function", "exit_ns", "enter_ns", "pid", "addr", "size_bytes", "arg0", "arg1")
+        made_ns, kind = self._made["ts_ns"], self._made["kind"]
+        ended, done = _Ended(), 0
+        next_end_ns = ends[0].ts_ns if ends else 1 << 63
+        for index, (function, now, enter_ns, pid, addr, size, arg0, arg1) in enumerate(
+            zip(*(batch[name].tolist() for name in names), strict=True)
+        ):
+            while next_end_ns <= now:
+                self._process_end(ended, -1 - done, ends[done])
                 done += 1
-            ranges = self._ranges.get(pid)
+                next_end_ns = ends[done].ts_ns if done < len(ends) else 1 << 63
+            if function == records.MAP_MADVISE:
+                continue
+            spaces = self._breaks if function == records.MAP_BRK else self._ranges
+            ranges = spaces.get(pid)
             if ranges is None:
-                ranges = self._ranges[pid] = Ranges()
-            by = (now, pid, tid, cpu)
-            if call_type == records.CALL_MAP_FREE:
-                rows += _frees(by, "call", ranges.cut(addr, addr + size, now))
-            elif function == records.MAP_BRK:
-                rows += self._moved_break(by, addr, arg0, tuple(stacks), bool(flags & records.CALL_IN_HEAP))
-            elif function == records.MAP_MUNMAP:
+                ranges = spaces[pid] = Ranges()
+            number = numbers[index]
+            if function == records.MAP_BRK:  # what it shrinks by is the newest growth
+                if arg0 < addr:
+                    ended.add(index, "call", ranges.cut(arg0, addr, now, made_ns))
+                elif number >= 0:
+                    ranges.add(addr, arg0, number)
+                continue
+            if function == records.MAP_MUNMAP:
                 # Only what was mapped before the call: the address may be another thread's by the time it returns.
-                cuts = ranges.cut(addr, addr + size, enter_ns)
+                cuts = ranges.cut(addr, addr + size, enter_ns, made_ns)
                 self.unmatched_frees += not cuts
-                rows += _frees(by, "call", cuts)
-            else:
-                cause = "call"
-                if function == records.MAP_MREMAP:
-                    cuts = ranges.cut(arg0, arg0 + arg1, now) if flags & records.CALL_PARTIAL else []
-                    rows += _frees(by, cause, cuts)
-                    if cuts:
-                        kind_of_made[next_made] = cuts[0].mapping.kind
-                elif not arg0 & _MAP_FIXED:
-                    cause = "reuse"  # the kernel gives out free addresses alone: that these were freed was missed
-                rows += _frees(by, cause, ranges.cut(addr, addr + size, now))
-                if not self._is_small(size):
-                    mapping = Mapping(now, size, requested, function, kind_of_made[next_made], tuple(stacks), size)
-                    ranges.add(addr, addr + size, mapping)
-                next_made += 1
-        for end in ends[done:]:
-            rows += self._process_end(end)
-        made["kind"] = kind_of_made
-        return np.array(rows, ROW)
+                ended.add(index, "call", cuts)
+                continue
+            cause = "call"
+            if function == records.MAP_MREMAP:
+                cuts = ranges.cut(arg0, arg0 + arg1, enter_ns, made_ns)
+                ended.add(index, cause, cuts)
+                if cuts and number >= 0:
+                    kind[number] = kind[cuts[0].mapping]
+            elif not arg0 & _MAP_FIXED:
+                cause = "reuse"  # the kernel gives out free addresses alone: that these were freed was missed
+            ended.add(index, cause, ranges.cut(addr, addr + size, now, made_ns))
+            if number >= 0:
+                ranges.add(addr, addr + size, number)
+        for place in range(done, len(ends)):
+            self._process_end(ended, -1 - place, ends[place])
+        return ended
 
-    def _moved_break(
-        self, by: tuple[int, int, int, int], before: int, after: int, stacks: Stacks, in_heap: bool
-    ) -> list[tuple[int, ...]]:
-        """The break moved: growth is an allocation, shrinking frees the newest growth first."""
-        now, pid, _, _ = by
-        ranges = self._breaks.setdefault(pid, Ranges())
-        if after <= before:
-            return _frees(by, "call", ranges.cut(after, before, now))
-        size = after - before
-        if self._is_small(size):
-            return []
-        kind = KIND_CODES["heap_backing" if in_heap else "brk"]
-        ranges.add(before, after, Mapping(now, size, size, records.MAP_BRK, kind, stacks, size))
-        codes = (OP_CODES["alloc"], CAUSE_CODES["call"], kind, records.MAP_BRK)
-        return [(*by, *codes, before, size, size, *stacks, 0, 0, 0)]
-
-    def _is_small(self, size: int) -> bool:
-        if size >= self._min_size:
-            return False
-        self.small_objects += 1
-        self.small_bytes += size
-        return True
-
-    def _process_end(self, end: ProcessEnd) -> list[tuple[int, ...]]:
-        rows: list[tuple[int, ...]] = []
+    def _process_end(self, ended: _Ended, by: int, end: ProcessEnd) -> None:
+        """End what a process had mapped by then."""
         for spaces in (self._ranges, self._breaks):
             ranges = spaces.pop(end.pid, None)
-            if ranges is not None:
-                rows += _frees((end.ts_ns, end.pid, 0, 0), end.cause, ranges.end(end.ts_ns))
+            if ranges is None or not ranges.starts:
+                continue
+            if ranges.left_bytes or self._made["ts_ns"][max(ranges.mappings)] >= end.ts_ns:
+                ended.add(by, end.cause, ranges.cut(0, 1 << 64, end.ts_ns, self._made["ts_ns"]))
+                if ranges.starts:
+                    spaces[end.pid] = ranges
+            else:
+                ended.add_all(by, end.cause, ranges)
+
+    def _ended_rows(self, batch: np.ndarray, ends: list[ProcessEnd], ended: _Ended) -> np.ndarray:
+        by, mapping = np.array(ended.by, np.int64), np.array(ended.mapping, np.int64)
+        rows = self._made[mapping]
+        rows["call_id"] = 0
+        rows["op"] = OP_CODES["free"]
+        rows["alloc_ts_ns"] = rows["ts_ns"]
+        rows["cause"] = ended.cause
+        rows["result"] = ended.rest
+        rows["addr"] = ended.addr
+        size = np.array(ended.size_bytes, np.int64)
+        rows["requested_bytes"] = np.where(size == rows["size_bytes"], rows["requested_bytes"], size)
+        rows["size_bytes"] = size
+        called = by >= 0
+        for name, of in (("ts_ns", "exit_ns"), ("pid", "pid"), ("tid", "tid"), ("cpu", "cpu")):
+            rows[name][called] = batch[of][by[called]]
+        if ends:
+            end = -1 - by[~called]
+            rows["ts_ns"][~called] = np.array([of.ts_ns for of in ends], np.int64)[end]
+            rows["pid"][~called] = np.array([of.pid for of in ends], np.int64)[end]
+            rows["tid"][~called] = rows["cpu"][~called] = 0
         return rows
 
-    def table(self, rows: np.ndarray, user_stacks: np.ndarray, python_stacks: np.ndarray) -> pa.Table:
-        """`mem_events` of ROW arrays whose stacks were resolved."""
-        resolved = ("function", "raw_stack", "caller", "python_stack", "mark")
+    def _tidy(self) -> None:
+        """Forget the rows of mappings that have ended."""
+        spaces = [*self._ranges.values(), *self._breaks.values()]
+        alive = np.unique(np.fromiter(chain.from_iterable(ranges.mappings for ranges in spaces), np.int64))
+        number = np.zeros(len(self._made), np.int64)
+        number[alive] = np.arange(len(alive))
+        self._made = self._made[alive]
+        for ranges in spaces:
+            ranges.mappings = number[ranges.mappings].tolist()
+            ranges.left_bytes = {int(number[mapping]): left for mapping, left in ranges.left_bytes.items()}
+        self._tidy_at = max(_MIN_KEPT, 2 * len(self._made))
+
+    def table(self, rows: np.ndarray) -> pa.Table:
+        """`mem_events` of a ROW array."""
         apis = np.array([self._columns.apis.code(API_NAMES[i]) for i in sorted(API_NAMES)], np.int16)
-        columns = {name: rows[name] for name in ROW.names or () if name not in resolved}
+        columns = {name: rows[name] for name in ROW.names or () if name not in ("function", "mark")}
         return self._columns.table(
             len(rows),
             layer=LAYER_CODES["host"],
             api=apis[rows["function"]],
-            user_stack=user_stacks,
-            python_stack=python_stacks,
             mark_id=mark_ids(rows["pid"], rows["mark"]),
             weight=1,
             **columns,
         )
-
-
-def _frees(by: tuple[int, int, int, int], cause: str, cuts: list[Cut]) -> list[tuple[int, ...]]:
-    """ROW tuples of pieces that ended; `by` is (time, pid, tid, cpu) of what ended them."""
-    free, code = OP_CODES["free"], CAUSE_CODES[cause]
-    return [
-        (
-            *by, free, code, m.kind, m.function, addr, size,
-            m.requested_bytes if size == m.size_bytes else size,
-            *m.stacks, 0, int(rest), m.ts_ns,
-        )
-        for addr, size, m, rest in cuts
-    ]  # fmt: skip

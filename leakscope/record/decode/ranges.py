@@ -3,24 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
 from typing import NamedTuple
 
-Stacks = tuple[int, ...]
-"""Stacks of a call as probes gave them: user stack, caller, Python stack; and the number of its NVTX range."""
-
-
-@dataclass(slots=True)
-class Mapping:
-    """One mapping as it was made. `left_bytes` is what of it is still mapped, in one piece or several."""
-
-    ts_ns: int
-    size_bytes: int
-    requested_bytes: int
-    function: int
-    kind: int
-    stacks: Stacks
-    left_bytes: int
+import numpy as np
 
 
 class Cut(NamedTuple):
@@ -28,48 +13,62 @@ class Cut(NamedTuple):
 
     addr: int
     size_bytes: int
-    mapping: Mapping
+    mapping: int
     rest: bool
 
 
 class Ranges:
-    """Disjoint ranges [start, end) of one address space, each a piece of a mapping. Finding one takes O(log n)."""
+    """Disjoint ranges [start, stop) of one address space, each a piece of a mapping. Finding one takes O(log n).
+
+    A mapping is a number; the times at which mappings were made stand in an array by that number.
+    """
 
     def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._pieces: list[tuple[int, Mapping]] = []  # (end, mapping) of the range that begins at the same index
+        self.starts: list[int] = []
+        self.stops: list[int] = []
+        self.mappings: list[int] = []
+        self.left_bytes: dict[int, int] = {}
+        """Of mappings of which a part has ended: what is left, in one piece or several."""
 
-    def add(self, start: int, end: int, mapping: Mapping) -> None:
+    def add(self, start: int, stop: int, mapping: int) -> None:
         """Add a range; what it overlaps has to be cut before."""
-        at = bisect_left(self._starts, start)
-        self._starts.insert(at, start)
-        self._pieces.insert(at, (end, mapping))
+        at = bisect_left(self.starts, start)
+        self.starts.insert(at, start)
+        self.stops.insert(at, stop)
+        self.mappings.insert(at, mapping)
 
-    def cut(self, start: int, end: int, before_ns: int) -> list[Cut]:
-        """End [start, end) of the mappings that were made before a time, in order of addresses."""
-        first = bisect_right(self._starts, start) - 1
-        if first < 0 or self._pieces[first][0] <= start:
+    def cut(self, start: int, stop: int, before_ns: int, made_ns: np.ndarray) -> list[Cut]:
+        """End [start, stop) of the mappings that were made before a time, in order of addresses."""
+        first = bisect_right(self.starts, start) - 1
+        if first < 0 or self.stops[first] <= start:
             first += 1
-        last = first
+        last = bisect_left(self.starts, stop, first)
+        if first == last:
+            return []
         cuts: list[Cut] = []
-        kept: list[tuple[int, int, Mapping]] = []
-        while last < len(self._starts) and self._starts[last] < end:
-            begin, (stop, mapping) = self._starts[last], self._pieces[last]
-            last += 1
-            if mapping.ts_ns >= before_ns:
-                kept.append((begin, stop, mapping))
+        kept: list[tuple[int, int, int]] = []
+        for begin, end, mapping in zip(
+            self.starts[first:last], self.stops[first:last], self.mappings[first:last], strict=True
+        ):
+            if made_ns[mapping] >= before_ns:
+                kept.append((begin, end, mapping))
                 continue
-            inside, outside = max(begin, start), min(stop, end)
-            mapping.left_bytes -= outside - inside
-            cuts.append(Cut(inside, outside - inside, mapping, mapping.left_bytes > 0))
+            inside, outside = max(begin, start), min(end, stop)
+            cuts.append(Cut(inside, outside - inside, mapping, self._took(mapping, outside - inside, end - begin)))
             if begin < inside:
                 kept.append((begin, inside, mapping))
-            if outside < stop:
-                kept.append((outside, stop, mapping))
-        self._starts[first:last] = [begin for begin, _, _ in kept]
-        self._pieces[first:last] = [(stop, mapping) for _, stop, mapping in kept]
+            if outside < end:
+                kept.append((outside, end, mapping))
+        self.starts[first:last] = [piece[0] for piece in kept]
+        self.stops[first:last] = [piece[1] for piece in kept]
+        self.mappings[first:last] = [piece[2] for piece in kept]
         return cuts
 
-    def end(self, before_ns: int) -> list[Cut]:
-        """End everything that was made before a time."""
-        return self.cut(0, 1 << 64, before_ns)
+    def _took(self, mapping: int, size_bytes: int, piece_bytes: int) -> bool:
+        """Whether something of a mapping is left when so many bytes of one of its pieces end."""
+        left = self.left_bytes.get(mapping, piece_bytes) - size_bytes  # one that was never cut is one piece
+        if left:
+            self.left_bytes[mapping] = left
+        else:
+            self.left_bytes.pop(mapping, None)
+        return left > 0

@@ -26,7 +26,7 @@ MIN_LIVE_BUCKETS = 64
 class ProgramConfig:
     """Constants compiled into the programs; each becomes ``CONFIG_<NAME>`` in the C source.
 
-    Sizes of maps bound the recorder's own memory: a live entry takes about 100 bytes, a stack bucket 1 KiB.
+    Sizes of maps bound the recorder's own memory: a live entry takes about 100 bytes, a known stack 80.
     """
 
     scope: int = SCOPE_PROCESSES
@@ -49,7 +49,8 @@ class ProgramConfig:
     path_entries: int = 4096  # 2.7 KiB each
     live_entries: int = 1 << 20
     range_entries: int = 1 << 18
-    stack_entries: int = 1 << 14
+    stack_ring_bytes: int = 8 << 20
+    stack_entries: int = 1 << 16  # stacks whose numbers are known
     site_entries: int = 1 << 14
     launch_args: int = 0  # words of a launch's parameters that are read, at most 64; 0 = none
     launch_ring_bytes: int = 4096
@@ -96,6 +97,7 @@ class ProgramConfig:
             "SPILL_ENTRIES": self.live_entries // 4,
             "SPILLED_FROM_ENTRIES": live_buckets // 64,
             "RANGE_ENTRIES": self.range_entries,
+            "STACK_RING_BYTES": self.stack_ring_bytes,
             "STACK_ENTRIES": self.stack_entries,
             "SITE_ENTRIES": self.site_entries,
             "SITE_NUMBERS": self.site_entries,
@@ -122,6 +124,10 @@ class ProgramConfig:
             "MM_RSS": types.member_offset("mm_struct", "rss_stat") or 0,
             "COUNTER_BYTES": counter_bytes,
             "COUNTER_COUNT": counter_count,
+            **{
+                f"TASK_{name.upper()}": types.member_offset("task_struct", name) or 0
+                for name in ("group_leader", "start_time", "self_exec_id")
+            },
             "TASK_THREAD_PID": types.member_offset("task_struct", "thread_pid") or 0,
             "PID_LEVEL": types.member_offset("pid", "level") or 0,
             "LAUNCH_ARGS": self.launch_args,

@@ -23,7 +23,8 @@ _MAP_SIZES = {
     "mark_ring": "MARK_RING_BYTES",
     "dump_ring": "DUMP_RING_BYTES",
     "unwound_paths": "PATH_ENTRIES",
-    "stacks": "STACK_ENTRIES",
+    "stack_ring": "STACK_RING_BYTES",
+    "known_stacks": "STACK_ENTRIES",
     "sites": "SITE_ENTRIES",
     "site_states": "SITE_STATE_ENTRIES",
     "settled_sites": "SITE_ENTRIES",
@@ -77,7 +78,6 @@ class CorePrograms:
         try:
             for name, constant in _MAP_SIZES.items():
                 self._lib.bpf_map__set_max_entries(self._find_map(name), self._constants[constant])
-            self._lib.bpf_map__set_max_entries(self._find_map("stacks_overflow"), 4 * self._constants["STACK_ENTRIES"])
             with ThreadPoolExecutor(_THREADS) as pool:
                 self._make_maps(pool)
                 self._beside = self._open(multi=True)

@@ -154,9 +154,12 @@ class AddressSpace:
 
     starts: list[int] = field(default_factory=list)
     mappings: list[Mapping] = field(default_factory=list)
+    frames: dict[int, int] = field(default_factory=dict)
+    """Frame ids of addresses in files as they are mapped now; a child shares them until either maps more."""
 
     def add(self, mapping: Mapping) -> None:
         """Add a mapping, replacing what it overlaps."""
+        self.frames = {}
         first = bisect.bisect_left(self.starts, mapping.start)
         while first > 0 and self.mappings[first - 1].end > mapping.start:
             first -= 1
@@ -175,7 +178,7 @@ class AddressSpace:
 
     def copy(self) -> AddressSpace:
         """The same mappings for a forked child."""
-        return AddressSpace(list(self.starts), list(self.mappings))
+        return AddressSpace(list(self.starts), list(self.mappings), self.frames)
 
 
 class AddressSpaces:

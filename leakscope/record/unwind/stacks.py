@@ -13,6 +13,7 @@ from leakscope.model.recording import Loss
 from leakscope.record.kernel.bpf import Map
 from leakscope.record.symbols.address_space import AddressSpace, AddressSpaces, Module
 from leakscope.record.symbols.interner import Interner
+from leakscope.record.symbols.stack_numbers import StackNumbers
 from leakscope.record.unwind.known import KnownPaths
 from leakscope.record.unwind.libdw import Dwfl, stack_pointer
 from leakscope.record.unwind.paths import STACK_REACH, Path, program_counter_place, restore_returns, stack_pointer_place
@@ -64,10 +65,11 @@ _Mapped = tuple[tuple[int, str], ...]
 
 
 class UnwoundStacks:
-    """Unwinds dumps, keeps what they came to in `interner.unwound`, and tells the probes the paths (`paths_map`)."""
+    """Unwinds dumps, keeps what they came to in `numbers.unwound`, and tells the probes the paths (`paths_map`)."""
 
-    def __init__(self, interner: Interner, spaces: AddressSpaces, paths_map: Map) -> None:
+    def __init__(self, interner: Interner, numbers: StackNumbers, spaces: AddressSpaces, paths_map: Map) -> None:
         self._interner = interner
+        self._numbers = numbers
         self._spaces = spaces
         self._known = KnownPaths(paths_map)
         self._layouts: OrderedDict[_Mapped, _Layout] = OrderedDict()
@@ -128,12 +130,12 @@ class UnwoundStacks:
             self._equate(space, path, own, stack)
         else:
             self.not_unwound["ended early"] += len(own)
-            depths = [len(self._interner.walked(space, map_id, 0)) + 1 for map_id in own["user_stack"].tolist()]
+            depths = [len(self._numbers.walked(number)) + 1 for number in own["user_stack"].tolist()]
             shorter = len(path.pcs) <= np.array(depths, np.int64)
         for number, by_frame_pointers, is_shorter in zip(
             own["id"].tolist(), own["user_stack"].tolist(), shorter.tolist(), strict=True
         ):
-            self._interner.unwound[number] = (0, by_frame_pointers) if is_shorter else (stack, -1)
+            self._numbers.unwound[number] = (0, by_frame_pointers) if is_shorter else (stack, -1)
         own = own[~shorter]
         sp = own["registers"][:, stack_pointer_place()]
         for index in np.unique(sp, return_index=True)[1]:
@@ -146,17 +148,16 @@ class UnwoundStacks:
         Whether a frame keeps its frame pointer is a property of its program counter: a walk that found the very frames
         of the unwound stack finds them whenever it looks like this. Above them is libc's start of a thread or program.
         """
-        columns = dumps["pid"].tolist(), dumps["user_stack"].tolist(), dumps["stack"][:, 0].tolist()
-        for pid, map_id, caller in set(zip(*columns, strict=True)):
-            walked = self._interner.walked(space, map_id, caller)
+        for number in set(dumps["user_stack"].tolist()):
+            walked = self._numbers.walked(number)
             above = path.pcs[len(walked) - 1 : -1]  # from the last that was walked to the entry of the program
             if walked and path.pcs[: len(walked)] == tuple(walked) and all(_of_libc(space, pc) for pc in above):
-                self._interner.equate(pid, map_id, caller, stack)
+                self._numbers.equate(number, stack)
 
     def _fall_back(self, dumps: np.ndarray, reason: str) -> None:
         self.not_unwound[reason] += len(dumps)
         for dump in dumps:
-            self._interner.unwound[int(dump["id"])] = (0, int(dump["user_stack"]))
+            self._numbers.unwound[int(dump["id"])] = (0, int(dump["user_stack"]))
 
     def _unwind(self, space: AddressSpace, layout: _Layout, dump: np.void) -> Path | None:
         """The path of a dump; None when the time for this is used up."""
