@@ -90,6 +90,16 @@ static inline u64 user_u64(u64 addr)
 	return value;
 }
 
+/* A number that the verifier takes for any: what follows is then verified once, not once for each value that it may have.
+ * `any` has to be unknown to it. */
+static inline u64 unknown_to_verifier(u64 value, u64 any)
+{
+#ifdef __bpf__
+	asm volatile("%0 += %1\n\t%0 -= %1" : "+r"(value) : "r"(any));
+#endif
+	return value;
+}
+
 static inline u64 mixed(u64 place, u64 value)
 {
 	u64 mix = (place ^ value * 0x9E3779B97F4A7C15ULL) * 0xC2B2AE3D27D4EB4FULL;

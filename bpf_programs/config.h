@@ -43,6 +43,7 @@ struct config {
 	u64 scarce_cost;
 	u64 sample_one_in;
 	u64 live_buckets; /* entries of the map `live`, a power of two */
+	u64 stack_buckets; /* of the map `known_stacks`, likewise */
 	u64 page_size;
 	u64 slab_has_cache;
 	u64 cache_name;
@@ -56,8 +57,6 @@ struct config {
 	u64 nr_brk;
 	u64 nr_madvise;
 	u64 task_mm;
-	u64 task_group_leader;
-	u64 task_start_time;
 	u64 task_self_exec_id;
 	u64 mm_rss;          /* in mm_struct: the counters of its resident set */
 	u64 counter_bytes;   /* one of them */
@@ -102,8 +101,7 @@ const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
 #define CONFIG_NR_MREMAP config.nr_mremap
 #define CONFIG_NR_BRK config.nr_brk
 #define CONFIG_TASK_MM config.task_mm
-#define CONFIG_TASK_GROUP_LEADER config.task_group_leader
-#define CONFIG_TASK_START_TIME config.task_start_time
+#define CONFIG_STACK_BUCKETS config.stack_buckets
 #define CONFIG_TASK_SELF_EXEC_ID config.task_self_exec_id
 #define CONFIG_MM_RSS config.mm_rss
 #define CONFIG_COUNTER_BYTES config.counter_bytes

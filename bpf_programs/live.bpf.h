@@ -50,16 +50,6 @@ static inline u32 bucket_of(u64 addr)
 	return ((page & ~15ULL) | ((addr >> 8 ^ page) & 15)) & (CONFIG_LIVE_BUCKETS - 1);
 }
 
-/* A number that the verifier takes for any: what follows is then verified once, not once for each value that it may have.
- * `any` has to be unknown to it. */
-static inline u64 unknown_to_verifier(u64 value, u64 any)
-{
-#ifdef __bpf__
-	asm volatile("%0 += %1\n\t%0 -= %1" : "+r"(value) : "r"(any));
-#endif
-	return value;
-}
-
 /* Which slot has an address, freed or not; LIVE_WAYS if none has. */
 static inline u64 way_of(struct live_bucket *bucket, u64 addr)
 {

@@ -245,7 +245,11 @@ struct python_scratch {
 	struct python_record record;
 };
 
-enum stack_sizes { STACK_SCRATCHES = 4, STACK_HASH_WORDS = 8 };
+enum stack_sizes { STACK_SCRATCHES = 4, STACK_HASH_WORDS = 8, STACK_WAYS = 4 };
+
+struct stack_bucket {
+	u64 entries[STACK_WAYS];
+};
 
 struct stack_scratch {
 	u64 busy;
@@ -326,9 +330,9 @@ PERCPU_ARRAY(counters, u64, COUNTERS);
 PERCPU_ARRAY(stack_budget, struct bucket, 1);
 ARRAY(sequences, u64, SEQUENCES);
 
-/* Stacks: the numbers of those that were sent, by hash */
+/* Stacks: the numbers of those that were sent last */
 RING(stack_ring, CONFIG_STACK_RING_BYTES);
-LRU_HASH(known_stacks, u64, u32, CONFIG_STACK_ENTRIES);
+ARRAY(known_stacks, struct stack_bucket, CONFIG_STACK_ENTRIES);
 PERCPU_ARRAY(stack_scratch, struct stack_scratch, STACK_SCRATCHES);
 
 /* Scope */

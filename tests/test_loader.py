@@ -252,8 +252,8 @@ for _ in range(25):
         damaged[pattern.randrange(len(damaged))] ^= 1 << pattern.randrange(8)
     path.write_bytes(damaged)
     try:
-        CorePrograms(ProgramConfig(live_entries=1024, range_entries=1024, mem_ring_bytes=4096,
-                                   call_ring_bytes=4096, stack_entries=64, site_entries=64), path).close()
+        CorePrograms(ProgramConfig(live_entries=1024, range_entries=1024, mem_ring_bytes=4096, call_ring_bytes=4096,
+                                   stack_ring_bytes=4096, known_stacks=64, site_entries=64), path).close()
     except NotCapableError as error:
         assert "\\n" not in str(error), error
 """

@@ -23,7 +23,7 @@ from leakscope.record.loader.libbpf import map_refusal, refusal, verifier_reason
 
 SMALL = {
     "live_entries": 1024, "range_entries": 1024, "mem_ring_bytes": 4096, "call_ring_bytes": 4096,
-    "stack_entries": 64, "site_entries": 64,
+    "stack_ring_bytes": 4096, "known_stacks": 64, "site_entries": 64,
 }  # fmt: skip
 UNINITIALISED = bytes.fromhex("bf90000000000000")  # r0 = r9, which nothing was put into
 

@@ -24,6 +24,7 @@ from leakscope.record.sink import Batch, Sink
 from leakscope.record.symbols.address_space import AddressSpace, AddressSpaces, Mapping, Module
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.symbols.kernel import KernelSymbols
+from leakscope.record.symbols.stack_numbers import with_caller
 from leakscope.symbols.elf import ElfFile
 
 LIBRARY = """
@@ -157,12 +158,9 @@ def test_a_process_has_the_mappings_of_its_time(tmp_path: Path, library: Path) -
 # --- frames and stacks -------------------------------------------------------------------------------------
 
 
-def interner(spaces: AddressSpaces, stacks: dict[int, list[int]], kernel: Any = None) -> Interner:
-    def raw(number: int) -> bytes | None:
-        return struct.pack(f"={len(stacks[number]) + 1}Q", *stacks[number], 0) if number in stacks else None
-
+def interner(spaces: AddressSpaces, kernel: Any = None) -> Interner:
     symbols: Any = kernel or SimpleNamespace(lookup=lambda address: ("", "", 0))
-    return Interner(symbols, spaces, raw)
+    return Interner(symbols, spaces)
 
 
 @pytest.fixture
@@ -180,13 +178,12 @@ def test_the_same_stack_has_one_id_in_two_processes(
     two_processes: tuple[AddressSpaces, dict[str, int]], library: Path
 ) -> None:
     spaces, at = two_processes
-    stacks = {
-        number: [base + at["first_function"] + 2, base + at["second_function"] + 5]
-        for number, base in ((1, 0x100000), (2, 0x900000))
-    }
-    made = interner(spaces, stacks)
-    first = made.user_stack(7, 1, 0, 10)
-    assert first == made.user_stack(8, 2, 0, 10) > 0
+    made = interner(spaces)
+    first, second = (
+        made.native_stack(pid, spaces.at(pid, 10), [base + at["first_function"] + 2, base + at["second_function"] + 5])
+        for pid, base in ((7, 0x100000), (8, 0x900000))
+    )
+    assert first == second > 0
     assert made.functions(first) == ["second_function", "first_function"]  # outermost first
     frames, rows = made.take_new_rows()
     assert rows.to_pylist() == [{"id": first, "frames": [2, 1]}]
@@ -204,10 +201,10 @@ def test_the_caller_of_a_frameless_function_is_inserted_when_it_is_code(
     spaces, at = two_processes
     base = 0x100000
     inner, outer, caller = (base + at[name] + 4 for name in ("helper", "second_function", "first_function"))
-    made = interner(spaces, {1: [inner, outer]})
+    made, space = interner(spaces), spaces.at(7, 10)
 
     def functions(word: int) -> list[str]:
-        return made.functions(made.user_stack(7, 1, word, 10))
+        return made.functions(made.native_stack(7, space, with_caller(space, [inner, outer], word)))
 
     assert functions(caller) == ["second_function", "first_function", "helper"]
     assert functions(0x10) == functions(0) == ["second_function", "helper"]  # a word that is no code
@@ -218,25 +215,30 @@ def test_a_return_address_behind_a_functions_end_belongs_to_the_call(
     two_processes: tuple[AddressSpaces, dict[str, int]],
 ) -> None:
     spaces, at = two_processes
-    made = interner(spaces, {1: [0x100000 + at["helper"], 0x100000 + at["first_function"]]})
+    made = interner(spaces)
     # the innermost address is where the thread is; the outer one is that after a call
-    assert made.functions(made.user_stack(7, 1, 0, 10)) == ["helper", "helper"]
+    stack = made.native_stack(7, spaces.at(7, 10), [0x100000 + at["helper"], 0x100000 + at["first_function"]])
+    assert made.functions(stack) == ["helper", "helper"]
+
+
+def test_what_is_mapped_anew_is_resolved_anew(two_processes: tuple[AddressSpaces, dict[str, int]]) -> None:
+    spaces, at = two_processes
+    made, address = interner(spaces), 0x100000 + at["helper"] + 1
+    spaces.fork(7, 9, 5)
+    before = [made.native_stack(pid, spaces.at(pid, 10), [address]) for pid in (7, 9)]
+    spaces.map(7, 20, 0x100000, 0x180000, 0, "/elsewhere")  # in the parent alone
+    after = [made.native_stack(pid, spaces.at(pid, 30), [address]) for pid in (7, 9)]
+    assert before[0] == before[1] == after[1] != after[0]
+    assert (made.functions(after[0]), made.functions(after[1])) == ([""], ["helper"])
 
 
 def test_a_kernel_stack_is_without_the_probes_own_frames() -> None:
     names = ["bpf_prog_1_on_kmalloc", "bpf_trace_run5", "__traceiter_kmalloc", "__kmalloc", "sk_alloc"]
     kernel = SimpleNamespace(lookup=lambda address: (names[address // 10], "", 0))  # of the byte before the return
-    made = interner(AddressSpaces(), {1: [10, 20, 30, 40, 50], 2: [40, 50]}, kernel)
-    assert made.functions(made.kernel_stack(1)) == ["sk_alloc", "__kmalloc"]
-    assert made.kernel_stack(1) == made.kernel_stack(2)
+    made = interner(AddressSpaces(), kernel)
+    assert made.functions(made.kernel_stack([10, 20, 30, 40, 50])) == ["sk_alloc", "__kmalloc"]
+    assert made.kernel_stack([10, 20, 30, 40, 50]) == made.kernel_stack([40, 50])
     assert made.functions(made.call_site_stack(made.kernel_frame(50))) == ["sk_alloc"]
-
-
-def test_a_stack_that_is_gone_is_counted() -> None:
-    made = interner(AddressSpaces(), {})
-    assert (made.kernel_stack(5), made.user_stack(1, 6, 0, 0), made.missing_stacks) == (0, 0, 2)
-    assert made.kernel_stack(-17) == made.user_stack(1, -14, 0, 0) == made.call_site_stack(0) == 0
-    assert made.missing_stacks == 2
 
 
 def test_kernel_symbols_are_looked_up_by_address(tmp_path: Path) -> None:
@@ -364,8 +366,8 @@ def test_whatever_goes_wrong_in_the_sink_ends_the_recording() -> None:
     def broken(batch: np.ndarray) -> None:
         raise TypeError("unforeseen")
 
-    nothing: Any = SimpleNamespace(decode=broken, table=broken)
-    parts: Any = dict.fromkeys(("spaces", "processes", "interner", "calls", "objects", "marks"), nothing)
+    nothing: Any = SimpleNamespace(decode=broken, table=broken, take=lambda stacks: None)
+    parts: Any = dict.fromkeys(("spaces", "processes", "interner", "numbers", "calls", "objects", "marks"), nothing)
     sink = Sink(nothing, **parts)
     sink.put(Batch(1, calls=[np.zeros(1, np.uint8)]))
     sink.close()

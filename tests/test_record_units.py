@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from types import SimpleNamespace
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -92,29 +91,31 @@ def test_totals_of_live_bytes_follow_the_rules_of_frees() -> None:
 # --- ranges ------------------------------------------------------------------------------------------------
 
 
-def mapping(ts_ns: int, size_bytes: int) -> Any:
-    return SimpleNamespace(ts_ns=ts_ns, left_bytes=size_bytes)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_ranges_agree_with_a_page_by_page_model(seed: int) -> None:
-    rng, ranges, model = random.Random(seed), Ranges(), dict[int, Any]()
+    rng, ranges, model = random.Random(seed), Ranges(), dict[int, int]()  # page: mapping
+    made_ns = np.zeros(400, np.int64)
     for now in range(1, 400):
         start = rng.randrange(60)
         end = start + rng.randrange(1, 12)
         before = rng.choice([now, now, rng.randrange(now)])
-        cuts = ranges.cut(start, end, before)
-        expected = {page: model.pop(page) for page in range(start, end) if page in model and model[page].ts_ns < before}
+        cuts = ranges.cut(start, end, before, made_ns)
+        expected = {page: model[page] for page in range(start, end) if page in model and made_ns[model[page]] < before}
+        for page in expected:
+            del model[page]
         found = {page: cut.mapping for cut in cuts for page in range(cut.addr, cut.addr + cut.size_bytes)}
         assert found == expected and [cut.addr for cut in cuts] == sorted(cut.addr for cut in cuts)
-        living = {id(m) for m in model.values()}
-        assert all(cut.rest == (id(cut.mapping) in living) for cut in cuts[-1:])
+        living = set(model.values())
+        for index, cut in enumerate(cuts):
+            assert cut.rest == (cut.mapping in living or cut.mapping in {later.mapping for later in cuts[index + 1 :]})
+        assert set(ranges.mappings) == living >= ranges.left_bytes.keys()
         if before == now and rng.random() < 0.7:
-            made = mapping(now, end - start)
-            ranges.add(start, end, made)
-            model |= dict.fromkeys(range(start, end), made)
-    left = {page: cut.mapping for cut in ranges.end(1 << 62) for page in range(cut.addr, cut.addr + cut.size_bytes)}
-    assert left == model and ranges.end(1 << 62) == []
+            made_ns[now] = now
+            ranges.add(start, end, now)
+            model |= dict.fromkeys(range(start, end), now)
+    left = ranges.cut(0, 1 << 64, 1 << 62, made_ns)
+    assert {page: cut.mapping for cut in left for page in range(cut.addr, cut.addr + cut.size_bytes)} == model
+    assert not ranges.starts and not ranges.stops and not ranges.mappings and not ranges.left_bytes
 
 
 # --- maps --------------------------------------------------------------------------------------------------
@@ -129,26 +130,20 @@ def call(**values: int) -> np.ndarray:
 
 
 def mapped(now: int, addr: int, pages: int, flags: int = ANONYMOUS, **more: int) -> np.ndarray:
-    partial = records.CALL_PARTIAL if flags & FIXED else 0
     return call(
         function=records.MAP_MMAP, enter_ns=now - 1, exit_ns=now, addr=addr * PAGE, size_bytes=pages * PAGE,
-        requested_bytes=pages * PAGE, arg0=flags, arg1=READ_WRITE, flags=partial, **more,
+        requested_bytes=pages * PAGE, arg0=flags, arg1=READ_WRITE, **more,
     )  # fmt: skip
 
 
 def unmapped(now: int, addr: int, pages: int, **more: int) -> np.ndarray:
     values = {"enter_ns": now - 1, **more}
-    return call(
-        function=records.MAP_MUNMAP, exit_ns=now, addr=addr * PAGE, size_bytes=pages * PAGE,
-        flags=records.CALL_PARTIAL, **values,
-    )  # fmt: skip
+    return call(function=records.MAP_MUNMAP, exit_ns=now, addr=addr * PAGE, size_bytes=pages * PAGE, **values)
 
 
-def ended_exactly(now: int, addr: int, pages: int, cause: int = records.CAUSE_CALL) -> np.ndarray:
-    return call(
-        type=records.CALL_MAP_FREE, function=records.MAP_MMAP, exit_ns=now, enter_ns=now, addr=addr * PAGE,
-        size_bytes=pages * PAGE, cause=cause, arg0=ANONYMOUS, arg1=READ_WRITE,
-    )  # fmt: skip
+def rows_of(maps: Mappings, batch: np.ndarray, ends: Sequence[ProcessEnd] = ()) -> np.ndarray:
+    """Rows of a batch whose stacks have the ids that the records name."""
+    return maps.rows(batch, np.maximum(batch["user_stack"], 0), batch["python_stack"].astype(np.int32), ends)
 
 
 def told(rows: np.ndarray) -> Iterator[tuple[Any, ...]]:
@@ -165,17 +160,18 @@ def decoded(*batches: list[np.ndarray], ends: list[ProcessEnd] | None = None) ->
     found: list[tuple[Any, ...]] = []
     for index, batch in enumerate(batches):
         last = index == len(batches) - 1
-        found += told(maps.rows(np.concatenate(batch), (ends or []) if last else []))
+        found += told(rows_of(maps, np.concatenate(batch), (ends or []) if last else []))
     return found
 
 
 def test_a_whole_mapping_ends_with_its_identity() -> None:
-    for end in (ended_exactly(20, 5, 3), unmapped(20, 5, 3)):
-        assert decoded([mapped(10, 5, 3), end]) == [
-            (10, "alloc", "call", 5, 3, 0, 0),
-            (20, "free", "call", 5, 3, 0, 10),
-        ]
-        assert decoded([mapped(10, 5, 3)], [end])[1:] == [(20, "free", "call", 5, 3, 0, 10)]
+    made = mapped(10, 5, 3, user_stack=77, python_stack=8, mark=9, parent_id=6)
+    end = unmapped(20, 5, 3, tid=500, cpu=3, user_stack=66)
+    for batches in ([made, end],), ([made], [end]):
+        assert decoded(*batches) == [(10, "alloc", "call", 5, 3, 0, 0), (20, "free", "call", 5, 3, 0, 10)]
+    (_, row) = rows_of(Mappings(EventColumns(0)), np.concatenate([made, end]))
+    names = ("pid", "tid", "cpu", "user_stack", "python_stack", "mark", "call_id", "requested_bytes")
+    assert [int(row[name]) for name in names] == [100, 500, 3, 77, 8, 9, 0, 3 * PAGE]
 
 
 def test_parts_count_bytes_and_the_last_of_them_the_object() -> None:
@@ -190,7 +186,7 @@ def test_parts_count_bytes_and_the_last_of_them_the_object() -> None:
 
 
 def test_a_fixed_mapping_replaces_what_it_covers() -> None:
-    overlay = [mapped(10, 5, 10), ended_exactly(20, 5, 10, records.CAUSE_REUSE), mapped(20, 5, 4, ANONYMOUS | FIXED)]
+    overlay = [mapped(10, 5, 10), mapped(20, 5, 4, ANONYMOUS | FIXED)]
     assert sorted(decoded(overlay, [unmapped(30, 5, 10)])) == [
         (10, "alloc", "call", 5, 10, 0, 0),
         (20, "alloc", "call", 5, 4, 0, 0),
@@ -201,7 +197,7 @@ def test_a_fixed_mapping_replaces_what_it_covers() -> None:
 
 
 def test_an_address_that_is_given_out_again_was_freed_unseen() -> None:
-    rows = decoded([mapped(10, 5, 4), ended_exactly(20, 5, 4, records.CAUSE_REUSE), mapped(20, 5, 2)])
+    rows = decoded([mapped(10, 5, 4), mapped(20, 5, 2)])
     assert sorted(rows)[1:] == [(20, "alloc", "call", 5, 2, 0, 0), (20, "free", "reuse", 5, 2, 1, 10)]
 
 
@@ -220,9 +216,9 @@ def test_a_moved_part_takes_its_kind_along() -> None:
     reserve = mapped(10, 5, 10, ANONYMOUS | NORESERVE)
     moved = call(
         function=records.MAP_MREMAP, enter_ns=19, exit_ns=20, addr=50 * PAGE, size_bytes=6 * PAGE, arg0=7 * PAGE,
-        arg1=2 * PAGE, flags=records.CALL_PARTIAL, context=ANONYMOUS | READ_WRITE << 32,
+        arg1=2 * PAGE,
     )  # fmt: skip
-    rows = Mappings(EventColumns(0)).rows(np.concatenate([reserve, moved]))
+    rows = rows_of(Mappings(EventColumns(0)), np.concatenate([reserve, moved]))
     assert sorted(told(rows)) == [
         (10, "alloc", "call", 5, 10, 0, 0),
         (20, "alloc", "call", 50, 6, 0, 0),
@@ -245,6 +241,34 @@ def test_the_break_shrinks_by_its_newest_growth() -> None:
     ]
 
 
+def test_a_slow_remapping_spares_what_another_thread_mapped_at_its_old_place_meanwhile() -> None:
+    moved = call(
+        function=records.MAP_MREMAP, enter_ns=20, exit_ns=40, addr=50 * PAGE, size_bytes=4 * PAGE, arg0=5 * PAGE,
+        arg1=4 * PAGE,
+    )  # fmt: skip
+    rows = decoded([mapped(10, 5, 4), mapped(30, 5, 4), moved, unmapped(60, 5, 4)])
+    assert (60, "free", "call", 5, 4, 0, 30) in rows and (30, "free", "reuse", 5, 4, 0, 10) in rows
+    assert len(rows) == 5
+
+
+def test_what_ended_is_forgotten_and_what_lives_keeps_its_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given room for the rows of 8 mappings that ended, a mapping with a hole, and many that come and go
+    monkeypatch.setattr(mappings, "_MIN_KEPT", 8)
+    maps = Mappings(EventColumns(0))
+    rows_of(maps, np.concatenate([mapped(10, 500, 10, user_stack=77), mapped(11, 600, 2), unmapped(12, 504, 2)]))
+    for turn in range(50):
+        batch = [mapped(20 + turn, 5, 3), unmapped(20 + turn, 5, 3, enter_ns=21 + turn)]
+        assert len(rows_of(maps, np.concatenate(batch))) == 2
+    assert len(maps._made) < 20
+    rows = rows_of(maps, np.concatenate([unmapped(90, 600, 2), unmapped(91, 500, 10)]))
+    assert list(told(rows)) == [
+        (90, "free", "call", 600, 2, 0, 11),
+        (91, "free", "call", 500, 4, 1, 10),
+        (91, "free", "call", 506, 4, 0, 10),
+    ]
+    assert rows["user_stack"].tolist() == [0, 77, 77]
+
+
 @pytest.mark.parametrize("cause", ["exit", "exec"])
 def test_the_end_of_a_process_ends_what_it_had_then(cause: str) -> None:
     # given a process that ends between two mappings of the same batch, and another that lives on
@@ -256,12 +280,17 @@ def test_the_end_of_a_process_ends_what_it_had_then(cause: str) -> None:
         (20, "free", cause, 5, 4, 0, 10),
         (30, "alloc", "call", 5, 4, 0, 0),
     ]
+    # and one with a hole, of which a part was made when it had ended already
+    rows = decoded(
+        [mapped(10, 5, 4), unmapped(12, 6, 1), mapped(30, 9, 1)], [mapped(31, 20, 1)], ends=[ProcessEnd(25, 100, cause)]
+    )
+    assert [row for row in rows if row[0] == 25] == [(25, "free", cause, 5, 1, 1, 10), (25, "free", cause, 7, 2, 0, 10)]
 
 
 def test_failed_calls_and_unknown_ranges_give_no_rows() -> None:
     maps = Mappings(EventColumns(0))
     batch = [mapped(10, 5, 4, result=-12), unmapped(20, 5, 4), unmapped(21, 9, 1, result=-22)]
-    assert len(maps.rows(np.concatenate(batch))) == 0
+    assert len(rows_of(maps, np.concatenate(batch))) == 0
     assert maps.unmatched_frees == 1
 
 
@@ -284,13 +313,15 @@ def test_kinds_of_mappings(flags: int, protection: int, kind: str) -> None:
 
 
 class NoStacks:
-    """Stands for the interner where no record has a stack."""
+    """Stands for the numbers of stacks where no record has one."""
 
-    def python_stacks(self, raw: np.ndarray) -> np.ndarray:
-        return np.zeros(len(raw), np.int32)
+    def stacks(self, numbers: np.ndarray) -> np.ndarray:
+        return np.zeros(len(numbers), np.int32)
 
-    def user_stack(self, *where: int) -> int:
-        return 0
+    python_stacks = stacks
+
+    def count_calls(self, batch: np.ndarray, change: int) -> None:
+        pass
 
 
 class Empty:

@@ -13,6 +13,7 @@ import pytest
 from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.symbols.perf_map import MAX_NAME, PerfMap
+from leakscope.record.symbols.stack_numbers import with_caller
 
 PID, NAMESPACE_PID = 4711, 17
 
@@ -124,9 +125,9 @@ def test_frames_of_a_jit_are_named_in_stacks_and_other_code_stays_an_address(pro
     path.write_text("2000 100 Lib::run\n")
     spaces = AddressSpaces(proc)
     spaces.seed(PID)
-    raw = b"".join(at.to_bytes(8, "little") for at in (0x2010, 0x2100, 0x4000, 0xFF0000, 0))
-    made = Interner(SimpleNamespace(lookup=lambda at: ("", "", 0)), spaces, lambda number: raw)  # type: ignore[arg-type]
-    stack = made.user_stack(PID, 1, 0, 5)
+    walk, space = [0x2010, 0x2100, 0x4000, 0xFF0000], spaces.at(PID, 5)
+    made = Interner(SimpleNamespace(lookup=lambda at: ("", "", 0)), spaces)  # type: ignore[arg-type]
+    stack = made.native_stack(PID, space, walk)
     # the second is a return address: the call before it is the last byte of the function
     assert made.functions(stack) == ["", "Lib::run", "Lib::run"]
     frames: list[dict[str, Any]] = made.take_new_rows()[0].to_pylist()
@@ -136,7 +137,8 @@ def test_frames_of_a_jit_are_named_in_stacks_and_other_code_stays_an_address(pro
         ("", 0x4000, "native"),  # in a mapping, where no function is known; what is in none ends the walk
     ]
     # a mapping without a file counts as code, so a return address into it is a caller; it is no row of `modules`
-    assert made.functions(made.user_stack(PID, 2, 0x2050, 5)) == ["", "Lib::run", "Lib::run", "Lib::run"]
+    with_call = made.native_stack(PID, space, with_caller(space, walk, 0x2050))
+    assert made.functions(with_call) == ["", "Lib::run", "Lib::run", "Lib::run"]
     assert spaces.rows() == []
 
 

@@ -15,6 +15,8 @@ _CALL_RING_BYTES = 8 << 20
 _LAUNCH_RING_BYTES = 16 << 20
 _KERNEL_RING_BYTES = 8 << 20
 _LAYOUT_ENTRIES = 8192
+_DEVICE_OBJECTS, _HEAP_OBJECTS = 1 << 16, 1 << 18
+"""Room for what is live of functions."""
 
 
 def program_config(options: RecordOptions, limits: list[str], notes: list[str]) -> ProgramConfig:
@@ -29,7 +31,7 @@ def program_config(options: RecordOptions, limits: list[str], notes: list[str]) 
         mem_ring_bytes=options.ring_bytes,
         call_ring_bytes=_CALL_RING_BYTES,
         live_entries=options.live_entries,
-        range_entries=_range_entries(options),
+        range_entries=_HEAP_OBJECTS if options.malloc else _DEVICE_OBJECTS,
         with_functions=True,
         nvtx=records_marks(options, limits),
         **_launch_configuration(options),
@@ -41,13 +43,6 @@ def program_config(options: RecordOptions, limits: list[str], notes: list[str]) 
         config.mem_ring_bytes = mmap.PAGESIZE  # nothing is sent there
     scope.configure(options, config)
     return config
-
-
-def _range_entries(options: RecordOptions) -> int:
-    """Room for live mappings and device memory; heap objects, where they are recorded, are many more."""
-    if options.malloc:
-        return 1 << 18
-    return 1 << 17 if options.everyone else 1 << 16
 
 
 def _launch_configuration(options: RecordOptions) -> dict[str, Any]:

@@ -20,6 +20,7 @@ _RECORD_LOST, _RECORD_COMM, _RECORD_EXIT, _RECORD_FORK, _RECORD_MMAP2 = 2, 3, 4,
 _MISC_MMAP_BUILD_ID = 1 << 14
 _MISC_COMM_EXEC = 1 << 13
 _PROT_EXEC = 4
+_HEADER = struct.Struct("=IHH")  # struct perf_event_header
 _HEAD_OFFSET, _TAIL_OFFSET = 1024, 1032  # data_head and data_tail in struct perf_event_mmap_page
 _SAMPLE_ID_BYTES = 16  # pid, tid, time: PERF_SAMPLE_TID | PERF_SAMPLE_TIME
 
@@ -75,13 +76,14 @@ class SideBand:
         for _, ring in self._rings:
             head = struct.unpack_from("=Q", ring, _HEAD_OFFSET)[0]
             tail = struct.unpack_from("=Q", ring, _TAIL_OFFSET)[0]
-            while tail < head:
-                kind, misc, size = struct.unpack("=IHH", self._at(ring, tail, 8))
-                event = self._decode(kind, misc, self._at(ring, tail + 8, size - 8))
+            data, place = self._at(ring, tail, head - tail), 0
+            while place < len(data):
+                kind, misc, size = _HEADER.unpack_from(data, place)
+                event = self._decode(kind, misc, data[place + _HEADER.size : place + size])
                 if event is not None:
                     events.append(event)
-                tail += size
-            struct.pack_into("=Q", ring, _TAIL_OFFSET, tail)
+                place += size
+            struct.pack_into("=Q", ring, _TAIL_OFFSET, head)
         events.sort(key=lambda event: event.ts_ns)
         ready = bisect_right(events, now_ns, key=lambda event: event.ts_ns)
         self._held = events[ready:]

@@ -16,8 +16,8 @@ SCOPE_HOST, SCOPE_PROCESSES, SCOPE_CGROUP = 0, 1, 2
 STACK_POLICIES = {"none": 0, "sampled": 1, "all": 2}
 MODES = {"stream": 0, "census": 1}
 UNWIND_POLICIES = {"none": 0, "gpu": 1, "all": 2}
-LIVE_WAYS = 4
-"""Slots of a bucket of live objects (maps.h)."""
+LIVE_WAYS = STACK_WAYS = 4
+"""Slots of a bucket of live objects, and of one of known stacks (maps.h)."""
 MIN_LIVE_BUCKETS = 64
 """A word of `spilled_from` is of so many."""
 
@@ -26,7 +26,7 @@ MIN_LIVE_BUCKETS = 64
 class ProgramConfig:
     """Constants compiled into the programs; each becomes ``CONFIG_<NAME>`` in the C source.
 
-    Sizes of maps bound the recorder's own memory: a live entry takes about 100 bytes, a known stack 80.
+    Sizes of maps bound the recorder's own memory: a live entry takes about 100 bytes, a known stack 8.
     """
 
     scope: int = SCOPE_PROCESSES
@@ -35,10 +35,10 @@ class ProgramConfig:
     stacks: str = "sampled"
     unwind: str = "none"
     # Stacks that a site may take on a CPU: one each 2^20 ns (954/s) with bursts of 256; all sites together one each
-    # 2^17 ns (7,629/s, some 3 % of a CPU) with bursts of 1,024. While the latter is used up each costs a site 32.
+    # 2^18 ns (3,815/s, some 3 % of a CPU) with bursts of 1,024. While the latter is used up each costs a site 32.
     site_stack_every_shift: int = 20
     site_stack_burst: int = 256
-    cpu_stack_every_shift: int = 17
+    cpu_stack_every_shift: int = 18
     cpu_stack_burst: int = 1024
     scarce_cost: int = 32
     sample_one_in: int = 64  # power of two
@@ -50,7 +50,7 @@ class ProgramConfig:
     live_entries: int = 1 << 20
     range_entries: int = 1 << 18
     stack_ring_bytes: int = 8 << 20
-    stack_entries: int = 1 << 16  # stacks whose numbers are known
+    known_stacks: int = 1 << 17  # whose numbers the probes know; 8 bytes each
     site_entries: int = 1 << 14
     launch_args: int = 0  # words of a launch's parameters that are read, at most 64; 0 = none
     launch_ring_bytes: int = 4096
@@ -68,6 +68,7 @@ class ProgramConfig:
         """All CONFIG_* values, the kernel's offsets included. Raises NotCapableError where BTF is missing."""
         types = KernelTypes()
         live_buckets = max(MIN_LIVE_BUCKETS, 1 << (self.live_entries // LIVE_WAYS - 1).bit_length())
+        stack_buckets = max(1, 1 << (self.known_stacks // STACK_WAYS - 1).bit_length())
         counter_bytes, counter_count = resident_counter(types)
         arguments = types.raw_tracepoint_arguments("kmem_cache_alloc")
         if arguments is None:
@@ -98,7 +99,8 @@ class ProgramConfig:
             "SPILLED_FROM_ENTRIES": live_buckets // 64,
             "RANGE_ENTRIES": self.range_entries,
             "STACK_RING_BYTES": self.stack_ring_bytes,
-            "STACK_ENTRIES": self.stack_entries,
+            "STACK_ENTRIES": stack_buckets,
+            "STACK_BUCKETS": stack_buckets,
             "SITE_ENTRIES": self.site_entries,
             "SITE_NUMBERS": self.site_entries,
             "SITE_STATE_ENTRIES": self.site_entries * possible_cpus(),
@@ -124,10 +126,7 @@ class ProgramConfig:
             "MM_RSS": types.member_offset("mm_struct", "rss_stat") or 0,
             "COUNTER_BYTES": counter_bytes,
             "COUNTER_COUNT": counter_count,
-            **{
-                f"TASK_{name.upper()}": types.member_offset("task_struct", name) or 0
-                for name in ("group_leader", "start_time", "self_exec_id")
-            },
+            "TASK_SELF_EXEC_ID": types.member_offset("task_struct", "self_exec_id") or 0,
             "TASK_THREAD_PID": types.member_offset("task_struct", "thread_pid") or 0,
             "PID_LEVEL": types.member_offset("pid", "level") or 0,
             "LAUNCH_ARGS": self.launch_args,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import subprocess
@@ -25,8 +26,9 @@ PROGRAMS = {"kernel": ("on_kernel_entry", "on_kernel_return")}
 FUNCTION_PROGRAMS = ("on_function_entry", "on_function_return")
 
 
+@functools.lru_cache(4096)
 def library_of(path: str) -> str | None:
-    """cuda, cudart or libc for a path with such a file name, else None."""
+    """cuda, cudart or libc for a path with such a file name, else None. Asked for each file that is mapped."""
     name = Path(path).name
     for library, pattern in LIBRARY_PATTERNS.items():
         if re.match(pattern, name):
@@ -52,6 +54,7 @@ class FunctionProbes:
         self._programs = programs
         self._attachments = attachments
         self._groups = set(groups)
+        self._wanted = {probe.library for probe in FUNCTIONS if probe.group in self._groups}
         self._seen: set[tuple[int, int]] = set()
         self._of_file: dict[tuple[int, int], dict[int, tuple[int, EntryPoint]]] = {}
         self._multi = os.environ.get("LEAKSCOPE_UPROBES") != "perf"
@@ -79,8 +82,7 @@ class FunctionProbes:
 
     def wants(self, path: str) -> bool:
         """Whether a file's name is that of a library whose functions are to be probed."""
-        library = library_of(path)
-        return library is not None and any(p.library == library and p.group in self._groups for p in FUNCTIONS)
+        return library_of(path) in self._wanted
 
     def attach(self, path: str, *, any_name: bool = False) -> int:
         """Attach to the known functions of one file; the number attached (0 if done before, or none are there).

@@ -86,7 +86,9 @@ class Interner:
         mapping = space.find(address)
         if mapping is None and back and space.mappings:
             return 0
-        if mapping is None or not mapping.module.path:
+        if mapping is None:
+            return self._nameless_frame(address)
+        if not mapping.module.path:
             return self._anonymous_frame(pid, address, back)
         offset = address - mapping.start + mapping.file_offset
         frame = self._user_frame(mapping.module.path, offset, mapping.module, back)
@@ -112,11 +114,19 @@ class Interner:
         return self._frame_ids[key]
 
     def _anonymous_frame(self, pid: int, address: int, back: int) -> int:
-        """An address that no file is behind: of code made at run time, or no code at all."""
+        """An address in memory that no file is behind: code made at run time."""
         perf_map, function = self._spaces.jit_function(pid, address - back)
-        key = ("native", f"{perf_map}\0{function}" if function else "", address)
+        if not function:
+            return self._nameless_frame(address)
+        key = ("native", f"{perf_map}\0{function}", address)
         if key not in self._frame_ids:
             self._add_frame(key, function, perf_map, "")
+        return self._frame_ids[key]
+
+    def _nameless_frame(self, address: int) -> int:
+        key = ("native", "", address)
+        if key not in self._frame_ids:
+            self._add_frame(key, "", "", "")
         return self._frame_ids[key]
 
     def _add_frame(
