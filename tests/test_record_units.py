@@ -16,6 +16,7 @@ from leakscope.record import records
 from leakscope.record.decode import mappings
 from leakscope.record.decode.calls import Calls
 from leakscope.record.decode.columns import EventColumns, Words, distinct
+from leakscope.record.decode.exits import Exits
 from leakscope.record.decode.mappings import Mappings, ProcessEnd
 from leakscope.record.decode.ranges import Ranges
 from leakscope.record.probes.functions import FUNCTIONS
@@ -355,7 +356,7 @@ class DeviceRanges:
 def test_the_end_of_processes_ends_what_is_live_of_them_and_older_batch_by_batch() -> None:
     # given device objects of two processes that end at 100 and 200, one of another; a PID that was given out anew
     ranges = DeviceRanges([(5, 1), (9, 2), (7, 3), (5, 4), (5, 150), (9, 199)])
-    calls = Calls(EventColumns(0), NoStacks(), ranges, {})  # type: ignore[arg-type]
+    calls = Calls(EventColumns(0), NoStacks(), ranges, Exits())  # type: ignore[arg-type]
     ends = np.zeros(2, records.CALL_RECORD)
     ends["type"], ends["pid"], ends["exit_ns"] = records.CALL_EXIT, (5, 9), (100, 200)
     (freed,) = calls.decode(ends).mem_events
@@ -366,7 +367,7 @@ def test_the_end_of_processes_ends_what_is_live_of_them_and_older_batch_by_batch
 
 def test_what_a_context_took_with_it_was_not_freed_by_the_reuse_of_its_address() -> None:
     index = {probe.api: number for number, probe in enumerate(FUNCTIONS)}
-    calls = Calls(EventColumns(0), NoStacks(), Empty(), {})  # type: ignore[arg-type]
+    calls = Calls(EventColumns(0), NoStacks(), Empty(), Exits())  # type: ignore[arg-type]
     destroyed = call(type=records.CALL_FUNCTION, function=index["cuCtxDestroy_v2"], arg0=0xC0, enter_ns=50, exit_ns=51)
 
     def reused(now: int, made_ns: int, context: int) -> np.ndarray:

@@ -19,6 +19,7 @@ from leakscope.record.child import Command
 from leakscope.record.clocks import monotonic_ns, read_anchor
 from leakscope.record.decode.calls import Calls
 from leakscope.record.decode.columns import EventColumns
+from leakscope.record.decode.exits import Exits
 from leakscope.record.decode.kernel_objects import KernelObjects
 from leakscope.record.decode.marks import Marks
 from leakscope.record.decode.sites import Sites
@@ -116,7 +117,7 @@ class Session:
             sampling.fill_gaps(self._programs.map("sample_gaps"), options.sample_bytes)
         source.loader = self._programs.name
         self._attachments = tracepoints.Attachments()
-        self.exits: dict[int, int] = {}
+        self._exits = Exits()
 
         self.processes = Processes(options.everyone)
         allow_many_files()
@@ -147,7 +148,7 @@ class Session:
         self._launches = LaunchRecording(options, self._programs, self._spaces, SOURCE_ID) if options.launches else None
         names = self._launches.arguments.names if self._launches else None
         live_ranges = self._programs.map("live_ranges")
-        calls = Calls(columns, self._numbers, live_ranges, self.exits, names, options.min_size)
+        calls = Calls(columns, self._numbers, live_ranges, self._exits, names, options.min_size)
         self._small = calls.mappings
         self._counters = Counters(self._programs.map("counters"))
         self._rss = self._programs.map("rss")
@@ -173,7 +174,7 @@ class Session:
             self.heap,
         )
         self._mark_rows = Marks(SOURCE_ID)
-        objects = KernelObjects(columns, self._sites, self._interner, self._numbers, self.exits)
+        objects = KernelObjects(columns, self._sites, self._interner, self._numbers, self._exits)
         census = self._begin_census(columns, objects) if options.mode == "census" else None
         self.live: LiveReadings | None = None
         if watched:
@@ -233,7 +234,7 @@ class Session:
             objects,
             self._numbers,
             self.processes,
-            self.exits,
+            self._exits,
             origin_ns=began_ns,
             interval_ns=interval_ns,
             sampled=self._options.sample_bytes > 0,

@@ -27,6 +27,7 @@ from leakscope.record.decode.columns import (
     EventColumns,
     distinct,
 )
+from leakscope.record.decode.exits import Exits
 from leakscope.record.decode.kernel_objects import KernelObjects
 from leakscope.record.probes.functions import FUNCTIONS
 from leakscope.record.processes import Processes
@@ -73,13 +74,13 @@ class Census:
         objects: KernelObjects,
         numbers: StackNumbers,
         processes: Processes,
-        exits: dict[int, int],
+        exits: Exits,
         *,
         origin_ns: int,
         interval_ns: int,
         sampled: bool,
     ) -> None:
-        """`exits`: PID → time its exit began. `sampled`: heap objects need sites by size, to be scaled."""
+        """`sampled`: heap objects need sites by size, to be scaled."""
         self._reader = reader
         self._columns = columns
         self._objects = objects
@@ -188,7 +189,7 @@ class Census:
     def _exit_times(self, pids: np.ndarray) -> IntArray:
         """When the exit of each process began, 0 = it lives."""
         unique, group = np.unique(pids, return_inverse=True)
-        times = np.array([self._exits.get(pid, 0) for pid in unique.tolist()], np.int64)
+        times = self._exits.times(unique)
         lives = [self._processes.life(pid) for pid in unique.tolist()]
         started = np.array([life.start_ns if life else 0 for life in lives], np.int64)
         return np.where(started > times, 0, times)[group]  # the PID was given out again
@@ -293,8 +294,9 @@ class Census:
 
         A number stays known while it is in readouts, as one may be on its way that was taken before it was retired.
         """
-        ended = {pid for pid in self._ended_pids if self._exits.get(pid, 0) < self.read_ns}
-        pids = np.fromiter(ended, np.int64, len(ended))
+        pids = np.fromiter(self._ended_pids, np.int64, len(self._ended_pids))
+        pids = pids[self._exits.times(pids) < self.read_ns]
+        ended = set(pids.tolist())
         nothing_live = readout.counts[:, 0] == readout.counts[:, 1:4].sum(axis=1)
         of_ended = np.isin(readout.keys["pid"], pids)
         gone = of_ended & nothing_live & ~moved
@@ -308,8 +310,7 @@ class Census:
         self._ended_pids -= done
         self._processes.forget(done - self._own_pids)
         self._own_pids -= done
-        for pid in done:
-            self._exits.pop(pid, None)
+        self._exits.forget(done)
 
 
 def _summed(keys: IntArray, sums: IntArray, now: int) -> tuple[IntArray, IntArray]:

@@ -19,6 +19,7 @@ from leakscope.record.decode.columns import (
     Words,
 )
 from leakscope.record.decode.device_maps import device_maps
+from leakscope.record.decode.exits import Exits
 from leakscope.record.decode.mappings import Mappings, ProcessEnd
 from leakscope.record.decode.marks import mark_ids
 from leakscope.record.kernel.bpf import Map
@@ -47,14 +48,14 @@ class DecodedCalls:
 
 
 class Calls:
-    """Decodes batches of CALL_RECORD; keeps `exits` (pid → ts_ns) of the whole recording up to date."""
+    """Decodes batches of CALL_RECORD; keeps the `exits` of the whole recording up to date."""
 
     def __init__(
         self,
         columns: EventColumns,
         numbers: StackNumbers,
         live_ranges: Map,
-        exits: dict[int, int],
+        exits: Exits,
         kernel_names: Callable[[np.ndarray], pa.Array] | None = None,
         min_size: int = 0,
     ) -> None:
@@ -62,7 +63,7 @@ class Calls:
         self._numbers = numbers
         self._live = live_ranges
         self._kernel_names = kernel_names
-        self.exits = exits
+        self._exits = exits
         self.mappings = Mappings(columns, min_size)
         self._apis = np.array([columns.apis.code(p.api) for p in FUNCTIONS], np.int16)
         self._call_apis = Words(tuple(p.api for p in FUNCTIONS))
@@ -76,7 +77,7 @@ class Calls:
         for name, target in (("CALL_EXIT", result.exits), ("CALL_EXEC", result.execs)):
             for record in batch[kind == getattr(records, name)]:
                 target[int(record["pid"])] = int(record["exit_ns"])
-        self.exits.update(result.exits)
+        self._exits.add(result.exits)
         called = batch[kind == records.CALL_FUNCTION]
         ends = self._context_ends(called)
         tables = [

@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from leakscope.record import records
 from leakscope.record.decode.columns import CAUSE_CODES, KIND_CODES, LAYER_CODES, EventColumns
+from leakscope.record.decode.exits import Exits
 from leakscope.record.decode.marks import mark_ids
 from leakscope.record.decode.sites import Sites
 from leakscope.record.symbols.interner import Interner
@@ -24,10 +25,10 @@ _SLAB_GROWTH = (
 
 
 class KernelObjects:
-    """Decodes batches of MEM_RECORD. `exits` maps a PID to the time its exit began."""
+    """Decodes batches of MEM_RECORD."""
 
     def __init__(
-        self, columns: EventColumns, sites: Sites, interner: Interner, numbers: StackNumbers, exits: dict[int, int]
+        self, columns: EventColumns, sites: Sites, interner: Interner, numbers: StackNumbers, exits: Exits
     ) -> None:
         self._columns = columns
         self._sites = sites
@@ -78,15 +79,11 @@ class KernelObjects:
 
     def _causes(self, batch: np.ndarray) -> np.ndarray:
         causes = batch["cause"].astype(np.int16)
-        if self._exits:
-            pids = np.fromiter(self._exits, np.int64, len(self._exits))
-            order = np.argsort(pids)
-            pids, times = pids[order], np.fromiter(self._exits.values(), np.int64, len(pids))[order]
-            position = np.minimum(np.searchsorted(pids, batch["pid"]), len(pids) - 1)
-            began = times[position]
-            ended = (pids[position] == batch["pid"]) & (batch["op"] == records.OP_FREE)
-            ended &= (batch["ts_ns"].astype(np.int64) >= began) & (batch["alloc_ts_ns"].astype(np.int64) < began)
-            causes[ended] = CAUSE_CODES["exit"]
+        frees = np.flatnonzero(batch["op"] == records.OP_FREE)
+        began = self._exits.times(batch["pid"][frees])
+        ended = (began > 0) & (batch["ts_ns"][frees].astype(np.int64) >= began)
+        ended &= batch["alloc_ts_ns"][frees].astype(np.int64) < began
+        causes[frees[ended]] = CAUSE_CODES["exit"]
         return causes
 
     def _stacks(self, batch: np.ndarray, sites: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
