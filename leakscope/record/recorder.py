@@ -278,6 +278,7 @@ class Recorder:
                 ended_by = "signal"
                 if command is not None:
                     command.stop()
+                session.expect_end()
                 linger_until = now + (LINGER_S if command is not None else 0)
             elif self._quit or (deadline is not None and now >= deadline):
                 ended_by = "quit" if self._quit else "duration"
@@ -286,6 +287,7 @@ class Recorder:
                     break
             elif session.members.have_ended():
                 ended_by = "target"
+                session.expect_end()
                 linger_until = now + LINGER_S
             if ended_by in ("duration", "quit"):
                 break

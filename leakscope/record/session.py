@@ -305,6 +305,13 @@ class Session:
         if self._readouts:
             self._readouts.read_live()
 
+    def expect_end(self) -> None:
+        """The recording ends soon: what its end needs gets ready meanwhile, unless it would be recorded itself."""
+        if self._lines is None and not self._options.everyone:
+            self._lines = Lines(self._writer, self._spaces)
+
+    _lines: Lines | None = None
+
     def detach(self) -> None:
         """Stop all probes. Counters stay readable."""
         self._recursion = recursion_losses(self._attachments.programs)
@@ -317,7 +324,7 @@ class Session:
     def finish(self, ended_by: str) -> list[Loss]:
         """Stop probes, write everything that is left and the final manifest; the losses of the recording."""
         ended_ns = monotonic_ns()
-        lines = Lines(self._writer, self._spaces)
+        lines = self._lines = self._lines or Lines(self._writer, self._spaces)
         self._sampler_thread.stop()
         if self.sink.error is None:
             self._sampler_thread.read_now(everything=True)
@@ -399,6 +406,8 @@ class Session:
     def close(self) -> None:
         """Give everything back; safe to call twice and after an error."""
         self._sampler_thread.stop()
+        if self._lines is not None:
+            self._lines.close()
         if self.heap is not None:
             self.heap.close()
         self._attachments.close()

@@ -53,7 +53,7 @@ def segments_of(spaces: AddressSpaces) -> dict[str, list[list[int]]]:
 class Lines:
     """Lines of one recording.
 
-    Construct it when the recording ends, :meth:`look_up` when frames and stacks are written, and :meth:`put_in_place`
+    Construct it when the recording is about to end, :meth:`look_up` when frames and stacks are written, and :meth:`put_in_place`
     when the capture is finished. A failure costs the lines and leaves the capture as it was.
     """
 
@@ -66,7 +66,7 @@ class Lines:
         self._spaces = spaces
         self._worker = DwarfWorker()
         with contextlib.suppress(OSError):
-            self._worker.start()  # while the probes are detached, which is waiting
+            self._worker.start()  # while late frees are waited for and the probes are detached
 
     def look_up(self, most_s: float = MAX_SECONDS) -> None:
         """Find what there is to be found in at most so many seconds."""
@@ -76,6 +76,10 @@ class Lines:
                 self._look_up()
         except Exception as error:  # whatever it is, the recording must end as it would without lines
             self._failure = f"{type(error).__name__}: {error}"
+
+    def close(self) -> None:
+        """End what was started for it, if :meth:`look_up` did not; safe to call twice."""
+        self._worker.close()
 
     def _look_up(self) -> None:
         before = self._read()
