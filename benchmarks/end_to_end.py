@@ -18,6 +18,7 @@ from leakscope.capture import CaptureWriter
 from leakscope.model.manifest import Manifest, Source
 from leakscope.record.decode.calls import Calls
 from leakscope.record.decode.columns import EventColumns
+from leakscope.record.decode.exits import Exits
 from leakscope.record.decode.kernel_objects import KernelObjects
 from leakscope.record.decode.marks import Marks
 from leakscope.record.decode.sites import Sites
@@ -25,11 +26,12 @@ from leakscope.record.gathering import BATCH_ROWS
 from leakscope.record.kernel.btf import KernelTypes
 from leakscope.record.kernel.objects import SlabCacheOfAddress
 from leakscope.record.processes import Processes
-from leakscope.record.records import STACK_OVERFLOW_BIT
+from leakscope.record.ring import RecordRing
 from leakscope.record.sink import Batch, Sink
 from leakscope.record.symbols.address_space import AddressSpaces
 from leakscope.record.symbols.interner import Interner
 from leakscope.record.symbols.kernel import KernelSymbols
+from leakscope.record.symbols.stack_numbers import StackNumbers
 
 _STORMS_AT_ONCE = {"open + open": ["open", "open"], "open + socketpair": ["open", "socketpair"]}
 _LONGER = 5  # times the operations of the other benchmarks
@@ -38,16 +40,11 @@ _LONGER = 5  # times the operations of the other benchmarks
 @contextmanager
 def _sink(attached: probes.Probes, output: Path) -> Iterator[Sink]:
     """A sink as the recorder makes it, on the maps of loaded probes."""
-    stacks, overflow = attached.programs.map("stacks"), attached.programs.map("stacks_overflow")
-
-    def raw_stack(map_id: int) -> bytes | None:
-        chosen = overflow if map_id & STACK_OVERFLOW_BIT else stacks
-        return chosen.lookup((map_id & ~STACK_OVERFLOW_BIT).to_bytes(4, "little"))
-
     types, spaces, columns = KernelTypes(), AddressSpaces(), EventColumns(0)
-    interner = Interner(KernelSymbols(), spaces, raw_stack)
+    interner = Interner(KernelSymbols(), spaces)
+    numbers = StackNumbers(interner, spaces)
     cache_of = SlabCacheOfAddress(types)
-    exits: dict[int, int] = {}
+    exits = Exits()
     sites = Sites(
         attached.programs.map("sites"), interner, columns, cache_of, lambda: types.enum_bit("___GFP_ACCOUNT_BIT")
     )
@@ -56,8 +53,9 @@ def _sink(attached: probes.Probes, output: Path) -> Iterator[Sink]:
         spaces=spaces,
         processes=Processes(everyone=True),
         interner=interner,
-        calls=Calls(columns, interner, attached.programs.map("live_ranges"), exits),
-        objects=KernelObjects(columns, sites, interner, exits),
+        numbers=numbers,
+        calls=Calls(columns, numbers, attached.programs.map("live_ranges"), exits),
+        objects=KernelObjects(columns, sites, interner, numbers, exits),
         marks=Marks(0),
     )
     try:
@@ -73,7 +71,9 @@ def _feed(records: np.ndarray, attached: probes.Probes, output: Path, batches: i
         span_ns = int(records["ts_ns"][-1] - records["ts_ns"][0]) + 1
         size = min(BATCH_ROWS, len(records))
         pieces = [records[at : at + size].copy() for at in range(0, len(records) - size + 1, size)]
-        sink.put(Batch(int(pieces[0]["ts_ns"][-1]), objects=[pieces[0]]))  # reads the sites and symbols
+        ring = attached.programs.map("stack_ring")
+        stacks = RecordRing(ring.fd, ring.entries).read()
+        sink.put(Batch(int(pieces[0]["ts_ns"][-1]), stacks=stacks, objects=[pieces[0]]))  # reads the sites and symbols
         while not sink.rows["mem_events"] and sink.error is None:
             time.sleep(0.01)
         began = time.process_time()

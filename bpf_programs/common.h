@@ -1,6 +1,7 @@
 /* Scope, counters and stacks: what every probe uses. */
 #pragma once
 #include "maps.h"
+#include "verifier.h"
 
 enum scope { SCOPE_HOST = 0, SCOPE_PROCESSES = 1, SCOPE_CGROUP = 2 };
 enum stack_policy { STACKS_NONE = 0, STACKS_SAMPLED = 1, STACKS_ALL = 2 };
@@ -87,16 +88,6 @@ static inline u64 user_u64(u64 addr)
 	u64 value = 0;
 
 	bpf_probe_read_user(&value, sizeof(value), (void *)addr);
-	return value;
-}
-
-/* A number that the verifier takes for any: what follows is then verified once, not once for each value that it may have.
- * `any` has to be unknown to it. */
-static inline u64 unknown_to_verifier(u64 value, u64 any)
-{
-#ifdef __bpf__
-	asm volatile("%0 += %1\n\t%0 -= %1" : "+r"(value) : "r"(any));
-#endif
 	return value;
 }
 

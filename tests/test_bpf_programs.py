@@ -30,7 +30,10 @@ def test_bcc_gets_methods_in_place_of_helpers() -> None:
         ("bpf_map_lookup_elem(&live_spilled, &addr)", "live_spilled.lookup(&addr)"),
         ("bpf_map_delete_elem(&live_spilled, &addr)", "live_spilled.delete(&addr)"),
         ("bpf_ringbuf_reserve(&mem_ring, sizeof(*record), 0)", "mem_ring.ringbuf_reserve(sizeof(*record))"),
-        ("bpf_get_stackid(ctx, &stacks, BPF_F_USER_STACK)", "stacks.get_stackid(ctx, BPF_F_USER_STACK)"),
+        (
+            "bpf_ringbuf_output(&stack_ring, record, bytes, BPF_RB_NO_WAKEUP)",
+            "stack_ring.ringbuf_output(record, bytes, BPF_RB_NO_WAKEUP)",
+        ),
     ):
         assert helper in ours and method not in ours, helper
         assert method in theirs and helper not in theirs, helper

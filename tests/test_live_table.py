@@ -27,8 +27,9 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """tests/live_table.c, built with the structures of maps.h."""
     place = tmp_path_factory.mktemp("live")
     (place / "structures.h").write_text(WITHOUT_BPF + definitions())
-    (place / "common.h").write_text("")
-    (place / "live.bpf.h").write_text((bpf_programs.DIRECTORY / "live.bpf.h").read_text())
+    (place / "common.h").write_text('#include "verifier.h"\n')
+    for name in ("verifier.h", "live.bpf.h"):
+        (place / name).write_text((bpf_programs.DIRECTORY / name).read_text())
     command = ["gcc", "-O2", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-pthread", "-o", "table"]
     subprocess.run([*command, "-I", ".", Path(__file__).parent / "live_table.c"], cwd=place, check=True)
     return place / "table"

@@ -21,10 +21,19 @@ from leakscope.record.loader.base import (
     SCOPE_HOST,
     SCOPE_PROCESSES,
     STACK_POLICIES,
+    STACK_WAYS,
     UNWIND_POLICIES,
 )
 from leakscope.record.probes import functions
 from leakscope.record.probes.functions import FunctionProbe
+
+STACK_RECORD = np.dtype(
+    [
+        ("ts_ns", "<u8"), ("caller", "<u8"), ("number", "<u4"), ("pid", "<u4"), ("kind", "<u4"), ("depth", "<u4"),
+        ("addresses", "<u8", (128,)),
+    ]
+)  # fmt: skip
+"""As STACK_HEADER and what follows it."""
 
 STRUCTURES = {
     "mem_record": records.MEM_RECORD,
@@ -48,6 +57,7 @@ STRUCTURES = {
     "identity_key": records.IDENTITY_KEY,
     "identity_count": records.IDENTITY_COUNT,
     "rss_peaks": records.RSS_PEAKS,
+    "stack_record": STACK_RECORD,
 }
 
 
@@ -78,9 +88,13 @@ def test_each_structure_has_the_compilers_layout(compiled: dict[str, dict[str, i
 
 
 def test_records_have_the_sizes_that_the_header_promises(compiled: dict[str, dict[str, int]]) -> None:
-    assert (compiled["mem_record"][""], compiled["call_record"][""]) == (72, 136)
+    assert (compiled["mem_record"][""], compiled["call_record"][""]) == (64, 128)
+    assert records.STACK_HEADER.size == compiled["stack_record"]["addresses"]
     assert compiled["live_slot"][""] == 64  # a cache line
     assert compiled[""]["LIVE_WAYS"] == LIVE_WAYS == records.LIVE_WAYS
+    assert compiled[""]["STACK_WAYS"] == STACK_WAYS
+    for name in ("KERNEL", "USER", "BESIDE_DUMP", "DUMP_BIT", "GENERATION_SHIFT"):
+        assert compiled[""][f"STACK_{name}"] == getattr(records, f"STACK_{name}"), name
 
 
 def numbers(compiled: dict[str, dict[str, int]], prefix: str) -> dict[str, int]:

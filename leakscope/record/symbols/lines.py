@@ -53,8 +53,8 @@ def segments_of(spaces: AddressSpaces) -> dict[str, list[list[int]]]:
 class Lines:
     """Lines of one recording.
 
-    Construct it when the recording is about to end, :meth:`look_up` when frames and stacks are written, and :meth:`put_in_place`
-    when the capture is finished. A failure costs the lines and leaves the capture as it was.
+    Construct it when the recording is about to end, :meth:`look_up` when frames and stacks are written, and
+    :meth:`put_in_place` when the capture is finished. A failure costs the lines and leaves the capture as it was.
     """
 
     def __init__(self, writer: CaptureWriter, spaces: AddressSpaces) -> None:
