@@ -48,6 +48,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define REG_SP(ctx) ((ctx)->sp)
 #define REG_SP_OFFSET (31 * 8)
 #define REG_SYSCALL_OFFSET -1
+#define REG_SYSCALL_NUMBER_OFFSET (8 * 8)
 #define REG_IP_OFFSET (32 * 8)
 #define REG_MODE_OFFSET (33 * 8) /* pstate */
 #define IS_USER_MODE(mode) (((mode) & 15) == 0)
@@ -60,6 +61,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define REG_SP(ctx) ((ctx)->sp)
 #define REG_SP_OFFSET (19 * 8)
 #define REG_SYSCALL_OFFSET (15 * 8)
+#define REG_SYSCALL_NUMBER_OFFSET REG_SYSCALL_OFFSET
 #define REG_IP_OFFSET (16 * 8)
 #define REG_MODE_OFFSET (17 * 8) /* cs */
 #define IS_USER_MODE(mode) (((mode) & 3) == 3)

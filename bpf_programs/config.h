@@ -56,8 +56,14 @@ struct config {
 	u64 nr_mremap;
 	u64 nr_brk;
 	u64 nr_madvise;
+	u64 nr_clone;
+	u64 nr_clone3;
+	u64 nr_fork;
+	u64 nr_vfork;
 	u64 task_mm;
 	u64 task_self_exec_id;
+	u64 task_group_leader;
+	u64 task_start_time;
 	u64 mm_rss;          /* in mm_struct: the counters of its resident set */
 	u64 counter_bytes;   /* one of them */
 	u64 counter_count;   /* in one: its pages */
@@ -100,9 +106,15 @@ const volatile struct config config = { .sources = LEAKSCOPE_SOURCES };
 #define CONFIG_NR_MUNMAP config.nr_munmap
 #define CONFIG_NR_MREMAP config.nr_mremap
 #define CONFIG_NR_BRK config.nr_brk
+#define CONFIG_NR_CLONE config.nr_clone
+#define CONFIG_NR_CLONE3 config.nr_clone3
+#define CONFIG_NR_FORK config.nr_fork
+#define CONFIG_NR_VFORK config.nr_vfork
 #define CONFIG_TASK_MM config.task_mm
 #define CONFIG_STACK_BUCKETS config.stack_buckets
 #define CONFIG_TASK_SELF_EXEC_ID config.task_self_exec_id
+#define CONFIG_TASK_GROUP_LEADER config.task_group_leader
+#define CONFIG_TASK_START_TIME config.task_start_time
 #define CONFIG_MM_RSS config.mm_rss
 #define CONFIG_COUNTER_BYTES config.counter_bytes
 #define CONFIG_COUNTER_COUNT config.counter_count

@@ -92,34 +92,68 @@ static inline struct site_state *state_of(struct site_info *site)
 	return bpf_map_lookup_elem(&site_states, &at);
 }
 
+/* Whether an allocation belongs to the start of a process: it is made by a fork, or in the process's first 100 ms. */
+static inline int starts_process(u64 now)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	char *regs;
+	u64 leader = 0;
+	u64 started = 0;
+	s64 call = -1;
+
+	bpf_probe_read_kernel(&started, sizeof(started), (char *)task + CONFIG_TASK_START_TIME);
+	if (now - started < PROCESS_START_NS) { /* a young thread, at least */
+		bpf_probe_read_kernel(&leader, sizeof(leader), (char *)task + CONFIG_TASK_GROUP_LEADER);
+		bpf_probe_read_kernel(&started, sizeof(started), (void *)(leader + CONFIG_TASK_START_TIME));
+		if (now - started < PROCESS_START_NS)
+			return 1;
+	}
+	regs = (char *)bpf_task_pt_regs(task);
+	bpf_probe_read_kernel(&call, sizeof(call), regs + REG_SYSCALL_NUMBER_OFFSET);
+	return call == CONFIG_NR_CLONE || call == CONFIG_NR_CLONE3 || call == CONFIG_NR_FORK || call == CONFIG_NR_VFORK;
+}
+
 /* Weight of this allocation's stacks: 1 takes its own, N was picked 1 in N at random and speaks for the rest, 0 takes
  * none. Never another allocation's stack. A site has a bucket of stacks on each CPU, so that every allocation of a slow
- * site takes its own; the CPU has one for all sites. While that is empty, and for a busy site whose frees keep up with
- * its allocations, stacks cost the site CONFIG_SCARCE_COST tokens: these make room for slow sites and growing ones. */
+ * site takes its own; the CPU has one for all sites, of which the starts of processes have an eighth, so that
+ * short ones leave the rest to those that stay. While a bucket is empty, and for a busy site whose frees keep up with its
+ * allocations, stacks cost the site CONFIG_SCARCE_COST tokens (of starts four times as many): these make room for slow
+ * sites and growing ones. */
 static inline u32 stack_weight(struct site_info *site, u64 now)
 {
-	u32 zero = 0;
+	u32 which = BUDGET_ALL;
+	u32 starting = 0;
 	u64 cost = 1;
 	struct bucket *budget;
+	struct bucket *starts;
 	struct site_state *state;
 
 	if (CONFIG_STACKS == STACKS_ALL)
 		return 1;
 	if (CONFIG_STACKS == STACKS_NONE)
 		return 0;
-	budget = bpf_map_lookup_elem(&stack_budget, &zero);
+	budget = bpf_map_lookup_elem(&stack_budget, &which);
+	which = BUDGET_STARTS;
+	starts = bpf_map_lookup_elem(&stack_budget, &which);
 	state = state_of(site);
-	if (!budget || !state)
+	if (!budget || !starts || !state)
 		return 0;
 	refill(&state->bucket, now, CONFIG_SITE_STACK_EVERY_SHIFT, CONFIG_SITE_STACK_BURST);
 	if (state->bucket.tokens) {
 		refill(budget, now, CONFIG_CPU_STACK_EVERY_SHIFT, CONFIG_CPU_STACK_BURST);
+		refill(starts, now, CONFIG_CPU_STACK_EVERY_SHIFT + 3, CONFIG_CPU_STACK_BURST / 4);
 		if (!budget->tokens || is_settled(site))
 			cost = CONFIG_SCARCE_COST;
+		else
+			starting = starts_process(now);
+		if (starting && !starts->tokens)
+			cost = 4 * CONFIG_SCARCE_COST;
 		if (state->bucket.tokens >= cost) {
 			state->bucket.tokens -= cost;
 			if (budget->tokens)
 				budget->tokens -= 1;
+			if (starting && starts->tokens)
+				starts->tokens -= 1;
 			return 1;
 		}
 	}

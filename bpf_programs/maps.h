@@ -34,6 +34,9 @@ struct bucket { /* of stacks that may be taken: refilled with time, emptied by t
 	u64 tokens;
 };
 
+enum stack_budgets { BUDGET_ALL = 0, BUDGET_STARTS = 1 };
+#define PROCESS_START_NS 100000000ULL
+
 struct site_state { /* a CPU's own part of a site */
 	struct bucket bucket;
 };
@@ -327,7 +330,7 @@ struct rss_peaks {
 RING(mem_ring, CONFIG_MEM_RING_BYTES);
 RING(call_ring, CONFIG_CALL_RING_BYTES);
 PERCPU_ARRAY(counters, u64, COUNTERS);
-PERCPU_ARRAY(stack_budget, struct bucket, 1);
+PERCPU_ARRAY(stack_budget, struct bucket, 2); /* by enum stack_budgets */
 ARRAY(sequences, u64, SEQUENCES);
 
 /* Stacks: the numbers of those that were sent last */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -177,3 +178,28 @@ def test_stacks_of_processes_that_ended_take_no_room_from_others(after_many_proc
         leaker,
     )
     assert made == [(False, 2 * SOCKETS), (True, 2 * SOCKETS)]
+
+
+@pytest.mark.bpf
+def test_short_processes_leave_the_stacks_to_those_that_stay(bpf: None, tmp_path: Path) -> None:
+    # given a leak of some 100 socket pairs a second for two seconds, beside some thousand short processes
+    build_storms()
+    storm, leak = (
+        STORMS_DIRECTORY / "bin" / "spawn",
+        sample("leak_socketpair", "--count", 200, "--churn", 1, "--pause-us", 10_000),
+    )
+    recording = record(tmp_path / "x.lscope", ["/bin/sh", "-c", f"{storm} 100000 & {' '.join(leak)}; kill $!"])
+    leaker = recording.reports["leak_socketpair"]["pid"]
+    # when it is no longer in its first tenth of a second
+    own = recording.rows(
+        """SELECT weight, count(*) FROM events WHERE pid = ? AND op = 'alloc' AND slab_cache LIKE 'sock_inode%'
+           AND ts_ns > (SELECT start_ns + 200_000_000 FROM processes WHERE pid = ?) GROUP BY 1""",
+        leaker, leaker,
+    )  # fmt: skip
+    # then each of its allocations has its own stacks, and few of those of the short processes have
+    assert [weight for weight, _ in own] == [1] and own[0][1] > 300
+    (short,) = recording.rows(
+        """SELECT count(DISTINCT pid), count(*), count(*) FILTER (weight = 1) FROM events JOIN processes p USING (pid)
+           WHERE layer = 'kernel' AND op = 'alloc' AND p.exit_ns > 0 AND p.exit_ns - p.start_ns < 50_000_000"""
+    )
+    assert short[0] > 500 and short[2] < short[1] / 8

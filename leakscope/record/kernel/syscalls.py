@@ -6,6 +6,9 @@ import ctypes
 import os
 import platform
 
+NO_SUCH_CALL = 1 << 62
+"""In place of a number: of none that is made."""
+
 _NUMBERS = {
     "x86_64": {
         "bpf": 321,
@@ -16,6 +19,10 @@ _NUMBERS = {
         "mremap": 25,
         "madvise": 28,
         "membarrier": 324,
+        "clone": 56,
+        "clone3": 435,
+        "fork": 57,
+        "vfork": 58,
     },
     "aarch64": {
         "bpf": 280,
@@ -26,6 +33,10 @@ _NUMBERS = {
         "mremap": 216,
         "madvise": 233,
         "membarrier": 283,
+        "clone": 220,
+        "clone3": 435,
+        "fork": NO_SUCH_CALL,
+        "vfork": NO_SUCH_CALL,
     },
 }
 

@@ -35,10 +35,11 @@ class ProgramConfig:
     stacks: str = "sampled"
     unwind: str = "none"
     # Stacks that a site may take on a CPU: one each 2^20 ns (954/s) with bursts of 256; all sites together one each
-    # 2^18 ns (3,815/s, some 3 % of a CPU) with bursts of 1,024. While the latter is used up each costs a site 32.
+    # 2^17 ns (7,629/s, some 5 % of a CPU) with bursts of 1,024, of which forks and processes in their first 100 ms may
+    # take an eighth. While that is used up each costs a site 32, those of the latter 128.
     site_stack_every_shift: int = 20
     site_stack_burst: int = 256
-    cpu_stack_every_shift: int = 18
+    cpu_stack_every_shift: int = 17
     cpu_stack_burst: int = 1024
     scarce_cost: int = 32
     sample_one_in: int = 64  # power of two
@@ -122,11 +123,15 @@ class ProgramConfig:
             "TASK_PID": types.member_offset("task_struct", "pid") or 0,
             "EXIT_HAS_GROUP_DEAD": int(len(types.raw_tracepoint_arguments("sched_process_exit") or []) > 1),
             **{f"NR_{name.upper()}": number(name) for name in ("mmap", "munmap", "mremap", "brk", "madvise")},
+            **{f"NR_{name.upper()}": number(name) for name in ("clone", "clone3", "fork", "vfork")},
             "TASK_MM": types.member_offset("task_struct", "mm") or 0,
             "MM_RSS": types.member_offset("mm_struct", "rss_stat") or 0,
             "COUNTER_BYTES": counter_bytes,
             "COUNTER_COUNT": counter_count,
-            "TASK_SELF_EXEC_ID": types.member_offset("task_struct", "self_exec_id") or 0,
+            **{
+                f"TASK_{name.upper()}": types.member_offset("task_struct", name) or 0
+                for name in ("self_exec_id", "group_leader", "start_time")
+            },
             "TASK_THREAD_PID": types.member_offset("task_struct", "thread_pid") or 0,
             "PID_LEVEL": types.member_offset("pid", "level") or 0,
             "LAUNCH_ARGS": self.launch_args,
