@@ -141,7 +141,7 @@ static inline u32 stack_weight(struct site_info *site, u64 now)
 	refill(&state->bucket, now, CONFIG_SITE_STACK_EVERY_SHIFT, CONFIG_SITE_STACK_BURST);
 	if (state->bucket.tokens) {
 		refill(budget, now, CONFIG_CPU_STACK_EVERY_SHIFT, CONFIG_CPU_STACK_BURST);
-		refill(starts, now, CONFIG_CPU_STACK_EVERY_SHIFT + 3, CONFIG_CPU_STACK_BURST / 4);
+		refill(starts, now, CONFIG_CPU_STACK_EVERY_SHIFT + 3, CONFIG_CPU_STACK_BURST);
 		if (!budget->tokens || is_settled(site))
 			cost = CONFIG_SCARCE_COST;
 		else

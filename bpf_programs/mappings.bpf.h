@@ -96,6 +96,7 @@ static inline int map_exit(void *ctx)
 		record->size_bytes = whole_pages(record->requested_bytes);
 		record->arg0 = syscall_argument(0);
 		record->arg1 = whole_pages(syscall_argument(1));
+		record->context = syscall_argument(3);
 	} else if (call == MAP_BRK) { /* (new break): returns the break that holds now */
 		record->addr = before;
 		record->size_bytes = 0;

@@ -60,7 +60,7 @@ struct call_record { /* 128 bytes */
 	u64 size_bytes;
 	u64 requested_bytes;
 	u64 alloc_ts_ns;
-	u64 context;
+	u64 context;         /* functions: current CUDA context; mremap: its flags */
 	u64 arg0;            /* maps: flags; functions: first argument; frees: id of the allocating call */
 	u64 arg1;            /* maps: prot, or the second size or address */
 	u32 pid;

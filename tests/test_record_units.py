@@ -242,6 +242,15 @@ def test_the_break_shrinks_by_its_newest_growth() -> None:
     ]
 
 
+def test_a_remapping_that_keeps_its_old_range_frees_nothing() -> None:
+    moved = call(
+        function=records.MAP_MREMAP, enter_ns=19, exit_ns=20, addr=50 * PAGE, size_bytes=4 * PAGE, arg0=5 * PAGE,
+        arg1=4 * PAGE, context=5,
+    )  # fmt: skip
+    rows = decoded([mapped(10, 5, 4), moved])
+    assert rows == [(10, "alloc", "call", 5, 4, 0, 0), (20, "alloc", "call", 50, 4, 0, 0)]
+
+
 def test_a_slow_remapping_spares_what_another_thread_mapped_at_its_old_place_meanwhile() -> None:
     moved = call(
         function=records.MAP_MREMAP, enter_ns=20, exit_ns=40, addr=50 * PAGE, size_bytes=4 * PAGE, arg0=5 * PAGE,

@@ -23,7 +23,7 @@ from leakscope.model.live import LiveState, Track
 if TYPE_CHECKING:
     from leakscope.model.forecast import Forecast
     from leakscope.record.live import LiveReadings
-    from leakscope.record.session import Sampled
+    from leakscope.record.readings import Sampled
 
 PROGRESS = ("auto", "live", "lines", "none")
 REFRESH_S = 1.0

@@ -31,7 +31,8 @@ from leakscope.record.processes import process_exists
 if TYPE_CHECKING:  # imported where they are used: while the programs load
     from leakscope.model.manifest import Source
     from leakscope.record.live import Observer
-    from leakscope.record.session import Sampled, Session
+    from leakscope.record.readings import Sampled
+    from leakscope.record.session import Session
 
 DRAIN_INTERVAL_S = 0.02
 LINGER_S = 0.4
@@ -260,12 +261,12 @@ class Recorder:
                 break
             if now >= next_sample and options.mode == "census":
                 next_sample = now + schedule.readout_gap_s(now - began)
-                session.request_sample()
+                session.readings.request()
             elif now >= next_sample:
                 # Denser at first, so that a target of a second has samples at all.
                 early = now - began < options.interval_s
                 next_sample = max(next_sample + options.interval_s / (10 if early else 1), now)
-                session.request_sample()
+                session.readings.request()
             if options.follow and now >= next_look:
                 next_look = now + 1.0
                 if not session.members.take_in_successors():
@@ -283,7 +284,7 @@ class Recorder:
             elif self._quit or (deadline is not None and now >= deadline):
                 ended_by = "quit" if self._quit else "duration"
                 if command is not None and command.poll() is None:
-                    session.request_sample()
+                    session.readings.request()
                     break
             elif session.members.have_ended():
                 ended_by = "target"

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from leakscope.capture import CaptureWriter
 from leakscope.errors import OutputIncompleteError
@@ -40,12 +40,11 @@ from leakscope.record.probes.attaching import Libraries
 from leakscope.record.probes.heap import HeapProbes, wants_single_processes
 from leakscope.record.probes.libraries import FunctionProbes, libraries_before_start
 from leakscope.record.probes.nvtx import MarkProbes
-from leakscope.record.processes import Process, Processes
+from leakscope.record.processes import Processes
 from leakscope.record.python.stacks import PythonStacks
+from leakscope.record.readings import Readings, Sampled
 from leakscope.record.rings import Rings
-from leakscope.record.sampler_thread import SamplerThread
 from leakscope.record.samplers import SamplerSet
-from leakscope.record.samplers.rss_peaks import rss_peaks
 from leakscope.record.settled_sites import SettledSites
 from leakscope.record.side_band import SideBand
 from leakscope.record.sink import Sink
@@ -63,17 +62,9 @@ from leakscope.record.symbols.stack_numbers import StackNumbers
 from leakscope.record.unwind.stacks import UnwoundStacks, unwind_losses
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 SOURCE_ID = 0
-
-
-class Sampled(NamedTuple):
-    """One reading of all samplers: rows of `samples` of `source`, and the processes of the recording so far."""
-
-    source: Source
-    rows: pa.Table
-    processes: list[Process]
 
 
 class Session:
@@ -94,7 +85,6 @@ class Session:
 
         Raises what loading raised, BadInputError for a library without functions to probe."""
         self._options = options
-        self._on_samples = on_samples
         self._writer = writer
         self._source = source
         self._command = command
@@ -151,12 +141,11 @@ class Session:
         calls = Calls(columns, self._numbers, live_ranges, self._exits, names, options.min_size)
         self._small = calls.mappings
         self._counters = Counters(self._programs.map("counters"))
-        self._rss = self._programs.map("rss")
         self._rings = Rings(self._programs, config)
         self._unwound = UnwoundStacks(self._interner, self._numbers, self._spaces, self._programs.map("unwound_paths"))
 
-        self._samplers = SamplerSet(self.processes.alive, lambda: [options.cgroup] if options.cgroup else [])
-        source.facts.update(self._samplers.facts())
+        samplers = SamplerSet(self.processes.alive, lambda: [options.cgroup] if options.cgroup else [])
+        source.facts.update(samplers.facts())
         if absent := source.facts.get("cgroup_memory_absent"):
             self.notes.append(absent)
         groups = ["memory", *(["launch", "kernel"] if options.launches else []), *(["heap"] if options.malloc else [])]
@@ -214,8 +203,16 @@ class Session:
         tracepoints.attach_all(self._programs, self._attachments)
         attach_ms = (time.perf_counter() - began) * 1e3
         source.facts.update(load_ms=round(loading.milliseconds, 1), attach_ms=round(attach_ms, 1))
-        # What a census does not read out in time is not known by time.
-        self._sampler_thread = SamplerThread(self._sample, preferred=self._readouts is not None)
+        self.readings = Readings(
+            source,
+            self.processes,
+            self.members,
+            samplers,
+            self._programs.map("rss"),
+            self._gathering,
+            self._readouts,
+            on_samples,
+        )
         source.start_ns = monotonic_ns()
         source.anchors.append(read_anchor())
         source.probes = list(self._attachments.names)
@@ -249,7 +246,7 @@ class Session:
         """Read all rings once and hand a batch to the sink when it is due."""
         launches = self._launches.read_launches() if self._launches else []
         # Before the rings: they then hold all that was before these readouts.
-        readouts = self._readouts.take() if self._readouts else []
+        readouts = self.readings.readouts()
         objects = self._rings.objects.read()
         # After the objects: whatever ended before these frees is then in the calls already.
         calls = self._rings.calls.read()
@@ -284,27 +281,6 @@ class Session:
         """Sleep until the next drain is due: at once for a Python stack."""
         self._rings.wait(seconds)
 
-    def request_sample(self) -> None:
-        """Ask the sampler thread for one reading. While it is behind, what a census has counted is read here: the
-        samplers make many short system calls, each of which may wait for another thread."""
-        if not self._sampler_thread.busy:
-            self._sampler_thread.request()
-        elif self._readouts:
-            self._readouts.read_counts()
-
-    def _sample(self, everything: bool) -> None:
-        ts_ns = self._readouts.read_counts() if self._readouts else monotonic_ns()
-        self.members.look_into_cgroup()
-        tables = [
-            self._samplers.read(ts_ns, everything=everything),
-            rss_peaks(self._rss, self.processes.alive(), ts_ns, SOURCE_ID),
-        ]
-        self._gathering.add_samples(tables)
-        if self._on_samples:
-            self._on_samples(Sampled(self._source, tables[0], self.processes.lives()))
-        if self._readouts:
-            self._readouts.read_live()
-
     def expect_end(self) -> None:
         """The recording ends soon: what its end needs gets ready meanwhile, unless it would be recorded itself."""
         if self._lines is None and not self._options.everyone:
@@ -325,14 +301,13 @@ class Session:
         """Stop probes, write everything that is left and the final manifest; the losses of the recording."""
         ended_ns = monotonic_ns()
         lines = self._lines = self._lines or Lines(self._writer, self._spaces)
-        self._sampler_thread.stop()
+        self.readings.stop()
         if self.sink.error is None:
-            self._sampler_thread.read_now(everything=True)
+            self.readings.read_last()
         if self._recursion is None:
             self.detach()
-        if self.sink.error is None and self._readouts:
-            self._readouts.read_counts()
-            self._readouts.read_live()
+        if self.sink.error is None:
+            self.readings.read_out()
         for _ in range(64):
             before = self.read_events
             self.drain()
@@ -393,9 +368,7 @@ class Session:
 
     def _losses(self, lines: Lines) -> list[Loss]:
         losses = self._counters.losses() + self._counters.left_out() + (self._recursion or []) + self._small.losses()
-        losses += (
-            [Loss(*row) for row in self._samplers.losses()] + self._sampler_thread.losses() + self._attachments.losses()
-        )
+        losses += self.readings.losses() + self._attachments.losses()
         losses += self.heap.losses() if self.heap is not None else []
         losses += self._launches.losses() if self._launches else []
         losses += self._side_band.losses() + self._interner.losses(named_since=lines.named) + lines.losses()
@@ -405,7 +378,7 @@ class Session:
 
     def close(self) -> None:
         """Give everything back; safe to call twice and after an error."""
-        self._sampler_thread.stop()
+        self.readings.stop()
         if self._lines is not None:
             self._lines.close()
         if self.heap is not None:
@@ -415,7 +388,7 @@ class Session:
             self.sink.close()
         if self._launches:
             self._launches.close()
-        self._samplers.close()
+        self.readings.close()
         self._unwound.close()
         self._side_band.close()
         self._cache_of.close()

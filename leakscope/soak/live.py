@@ -20,8 +20,8 @@ from leakscope.model.recording import Summary
 from leakscope.model.soak import SoakState, SoakSummary
 from leakscope.record.live import LiveReadings
 from leakscope.record.options import RecordOptions
+from leakscope.record.readings import Sampled
 from leakscope.record.recorder import Recorder
-from leakscope.record.session import Sampled
 from leakscope.soak.culprit import CulpritSearch
 from leakscope.soak.final import gaps, readings_and_lives, recordings_of
 from leakscope.soak.replay import summary_of

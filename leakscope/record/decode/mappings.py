@@ -22,6 +22,8 @@ from leakscope.record.decode.ranges import Cut, Ranges
 _MAP_ANONYMOUS = 0x20
 _MAP_NORESERVE = 0x4000
 _MAP_FIXED = 0x10
+_MREMAP_DONTUNMAP = 4
+"""The old range stays, without its pages (kernel 5.7, e346b3813067)."""
 _PROT_NONE = 0
 
 API_NAMES = {
@@ -179,11 +181,11 @@ class Mappings:
     def _replay(self, batch: np.ndarray, numbers: list[int], ends: list[ProcessEnd]) -> _Ended:
         """Apply a batch (in the order of time) to the ranges. `numbers` are those of the mappings that calls made, -1
         for none; what a call moves takes its kind along."""
-        names = ("function", "exit_ns", "enter_ns", "pid", "addr", "size_bytes", "arg0", "arg1")
+        names = ("function", "exit_ns", "enter_ns", "pid", "addr", "size_bytes", "arg0", "arg1", "context")
         made_ns, kind = self._made["ts_ns"], self._made["kind"]
         ended, done = _Ended(), 0
         next_end_ns = ends[0].ts_ns if ends else 1 << 63
-        for index, (function, now, enter_ns, pid, addr, size, arg0, arg1) in enumerate(
+        for index, (function, now, enter_ns, pid, addr, size, arg0, arg1, flags) in enumerate(
             zip(*(batch[name].tolist() for name in names), strict=True)
         ):
             while next_end_ns <= now:
@@ -211,10 +213,11 @@ class Mappings:
                 continue
             cause = "call"
             if function == records.MAP_MREMAP:
-                cuts = ranges.cut(arg0, arg0 + arg1, enter_ns, made_ns)
-                ended.add(index, cause, cuts)
-                if cuts and number >= 0:
-                    kind[number] = kind[cuts[0].mapping]
+                if not flags & _MREMAP_DONTUNMAP:
+                    cuts = ranges.cut(arg0, arg0 + arg1, enter_ns, made_ns)
+                    ended.add(index, cause, cuts)
+                    if cuts and number >= 0:
+                        kind[number] = kind[cuts[0].mapping]
             elif not arg0 & _MAP_FIXED:
                 cause = "reuse"  # the kernel gives out free addresses alone: that these were freed was missed
             ended.add(index, cause, ranges.cut(addr, addr + size, now, made_ns))

@@ -35,8 +35,8 @@ class ProgramConfig:
     stacks: str = "sampled"
     unwind: str = "none"
     # Stacks that a site may take on a CPU: one each 2^20 ns (954/s) with bursts of 256; all sites together one each
-    # 2^17 ns (7,629/s, some 5 % of a CPU) with bursts of 1,024, of which forks and processes in their first 100 ms may
-    # take an eighth. While that is used up each costs a site 32, those of the latter 128.
+    # 2^17 ns (7,629/s, some 5 % of a CPU) with bursts of 1,024; forks and processes in their first 100 ms an eighth of
+    # it, with the same bursts. While that is used up each costs a site 32, those of the latter 128.
     site_stack_every_shift: int = 20
     site_stack_burst: int = 256
     cpu_stack_every_shift: int = 17
