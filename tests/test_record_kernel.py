@@ -76,6 +76,7 @@ def held(bpf: None, memory_cgroup: Path | None, tmp_path_factory: pytest.TempPat
                 time.sleep(0.2)  # frees through RCU and work queues
                 growth, charge = SlabInfo.read() - slabs, charged_bytes(memory_cgroup) - charged
                 result.leakers[name] = Leaker(leaker.pid, report, growth, charge)
+            time.sleep(1.0)  # and of what the last one freed through RCU, on a busy machine
             result.recording = recorder.stop()
     subprocess.run(sample("leak_sysv_msg", "--clean", 1), check=True, capture_output=True)
     return result
