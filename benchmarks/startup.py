@@ -129,7 +129,6 @@ def _tell_recordings(result: Result, recordings: dict[str, dict[str, list[float]
         result.bars.append(Bar("record: start to attached, core", core["start_s"].median, 1.0, unit="s"))
     result.notes.append(
         "Within a start loading goes on beside the imports of Python, which take their share of the processors; alone "
-        "it has the machine for itself. Of its CPU time some 60 ms are the kernel's for clearing 300 MiB of maps (live "
-        "objects 17 ms, stacks 14 ms, the ring 9 ms), 38 ms for verifying the programs, both on two threads, and 7 ms "
-        "for attaching."
+        "it has the machine for itself. Nearly all of its CPU time is the kernel's, for clearing some 215 MiB of maps "
+        "and for verifying the programs, both on two threads."
     )
