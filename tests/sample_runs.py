@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -46,7 +47,11 @@ def held(name: str, *options: object) -> Iterator[Any]:
 
 def descriptors(pid: int, pattern: str) -> int:
     """Open descriptors of the process whose target matches."""
-    return sum(bool(re.match(pattern, str(fd.readlink()))) for fd in Path(f"/proc/{pid}/fd").iterdir())
+    targets: list[str] = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile, as its loader does with each library
+            targets.append(str(descriptor.readlink()))
+    return sum(bool(re.match(pattern, target)) for target in targets)
 
 
 def mapped_bytes(pid: int, name: str = "") -> int:
