@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from paper_ring import BUSY, DISCARDED, PaperRing
 from recording import Recorder, Recording, waiting
 
 from leakscope.record.capabilities import trials
@@ -280,40 +281,6 @@ def test_a_record_that_is_being_written_holds_back_those_after_it(ring_fd: int) 
 
 
 # --- every layout, on memory of our own that looks like a ring ---------------------------------------------
-
-BUSY, DISCARDED = 1 << 31, 1 << 30  # BPF_RINGBUF_BUSY_BIT, BPF_RINGBUF_DISCARD_BIT
-
-
-class PaperRing:
-    """Memory with the layout of kernel/bpf/ringbuf.c: consumer page, producer page, the data twice."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self.size = size_bytes
-        self.fd = os.memfd_create("ring")
-        os.ftruncate(self.fd, 2 * mmap.PAGESIZE + 2 * size_bytes)
-        self.produced = 0
-
-    def put(self, size_bytes: int, flags: int, value: int) -> int:
-        """Write a record; its position."""
-        position = self.produced
-        self._store(position, struct.pack("=II", size_bytes | flags, 0) + struct.pack("=Q", value) * (size_bytes // 8))
-        self.produced += 8 + (size_bytes + 7) // 8 * 8
-        os.pwrite(self.fd, struct.pack("=Q", self.produced), mmap.PAGESIZE)
-        return position
-
-    def set_flags(self, position: int, size_bytes: int, flags: int) -> None:
-        """Change a record's flags, as submitting it does."""
-        self._store(position, struct.pack("=I", size_bytes | flags))
-
-    def consumed(self) -> int:
-        """The consumer's position."""
-        return int(struct.unpack("=Q", os.pread(self.fd, 8, 0))[0])
-
-    def _store(self, position: int, content: bytes) -> None:
-        for index, byte in enumerate(content):
-            at = (position + index) % self.size
-            for copy in (0, self.size):
-                os.pwrite(self.fd, bytes([byte]), 2 * mmap.PAGESIZE + copy + at)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -101,7 +101,11 @@ def test_stacks_by_number(known: tuple[StackNumbers, Interner]) -> None:
     numbers.unwound[78] = (12345, -1)
     assert numbers.stacks(np.array([dump, dump + 1], np.int32)).tolist() == [stacks[1], 12345]
     numbers.equate(2, 54321)
-    assert numbers.stacks(np.array([2, dump], np.int32)).tolist() == [54321, 54321]
+    assert numbers.stacks(np.array([2, dump], np.int32)).tolist() == [54321, stacks[1]]
+    # for as long as it may be asked for, also when the walk's number is forgotten
+    numbers.take([sent(GENERATION, records.STACK_KERNEL, 5)])
+    numbers.forget(1 << 62)
+    assert numbers.stacks(np.array([2, dump], np.int32)).tolist() == [0, stacks[1]]
 
 
 def test_walks_beside_a_dump_keep_their_addresses(known: tuple[StackNumbers, Interner]) -> None:

@@ -25,17 +25,24 @@ def joined(batches: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([batch.view(np.uint64) for batch in batches]).view(dtype)
 
 
+def _mapped(fd: int, size_bytes: int) -> tuple[mmap.mmap, mmap.mmap]:
+    """(consumer page, producer page with the data twice behind it) of a ring."""
+    page = mmap.PAGESIZE
+    return (
+        mmap.mmap(fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=0),
+        mmap.mmap(fd, page + 2 * size_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=page),
+    )
+
+
 class RecordRing:
     """A ring of records of any size, few enough to be taken one by one."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
-        page = mmap.PAGESIZE
         self._mask = size_bytes - 1
-        self._consumer_map = mmap.mmap(fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=0)
-        self._producer_map = mmap.mmap(fd, page + 2 * size_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
+        self._consumer_map, self._producer_map = _mapped(fd, size_bytes)
         self._consumer = memoryview(self._consumer_map)[:8].cast("Q")
         self._producer = memoryview(self._producer_map)[:8].cast("Q")
-        self._data = memoryview(self._producer_map)[page:]
+        self._data = memoryview(self._producer_map)[mmap.PAGESIZE :]
 
     def read(self, wait_s: float = 0.0) -> list[bytes]:
         """What was put into the ring before. It is taken in order: for one that is still being written, by a program
@@ -75,12 +82,10 @@ class Ring:
         self.other: list[bytes] = []
         self._stride = (_HEADER_BYTES + dtype.itemsize + 7) & ~7
         self._window = 1024
-        page = mmap.PAGESIZE
-        self._consumer_map = mmap.mmap(fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=0)
-        self._producer_map = mmap.mmap(fd, page + 2 * size_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
+        self._consumer_map, self._producer_map = _mapped(fd, size_bytes)
         self._consumer = np.frombuffer(self._consumer_map, np.uint64, 1)
         self._producer = np.frombuffer(self._producer_map, np.uint64, 1)
-        self._data = np.frombuffer(self._producer_map, np.uint8, 2 * size_bytes, page)
+        self._data = np.frombuffer(self._producer_map, np.uint8, 2 * size_bytes, mmap.PAGESIZE)
 
     def submitted(self) -> int:
         """Records that the kernel has put into the ring since it was made, all of the ring's one size."""

@@ -80,8 +80,12 @@ class StackNumbers:
         return found
 
     def _of_dump(self, number: int) -> int:
-        stack, by_frame_pointers = self.unwound.get(number & ~STACK_DUMP_BIT, (0, -1))
-        return stack or int(self.stacks(np.array([by_frame_pointers], np.int64))[0])
+        dump = number & ~STACK_DUMP_BIT
+        stack, by_frame_pointers = self.unwound.get(dump, (0, -1))
+        if not stack and by_frame_pointers >= 0:  # once: the free may come when that number is forgotten
+            stack = int(self.stacks(np.array([by_frame_pointers], np.int64))[0])
+            self.unwound[dump] = stack, -1
+        return stack
 
     def python_stacks(self, numbers: np.ndarray) -> np.ndarray:
         """int32 stack ids of uint32 numbers of Python stacks; 0 for 0 and for those without names."""
